@@ -1,0 +1,230 @@
+"""What a run can be told: frozen dataclasses, one a concern, which the flags fill and everything below receives.
+
+Nothing here reads a flag, a file, a device or a clock. Each field carries its own help, choices and bounds as metadata
+(see :func:`option`), so that the flags, their validation and the configuration file written beside a run's output all
+come from this one description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from cfprm_jax.errors import UserError
+
+Granularity = int | str
+"""Steps in a window: a positive int, or "whole" for one window over the whole solution."""
+
+SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
+MARKER = "<extra_0>"
+# Where Qwen2.5-Math-PRM keeps its marker. A stock Qwen2.5 tokenizer has the unused <|quad_end|> there.
+QWEN_MARKER_ID = 151651
+
+DATA_FORMATS = ("auto", "prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
+LOSSES = ("bce", "mse", "q_ranking")
+SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
+PACKINGS = ("tree", "sequence", "none")
+AGGREGATIONS = ("min", "last", "product", "mean")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] | None = None,
+    lower: float | None = None,
+    upper: float | None = None,
+    kind: str | None = None,
+) -> Any:
+    """A dataclass field that becomes a flag of the same name.
+
+    Args:
+      default: its default; its type is the flag's type, unless kind says otherwise.
+      help: one or two sentences for --help.
+      choices: the values allowed, for a string.
+      lower, upper: inclusive bounds of a number.
+      kind: "string", "int", "float", "bool" or "list" (comma-separated) where the default (None, ()) does not tell.
+    """
+    if kind is None:
+        kind = {bool: "bool", int: "int", float: "float", str: "string", tuple: "list"}[type(default)]
+    metadata = {"help": help, "choices": choices, "lower": lower, "upper": upper, "kind": kind}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def parse_granularity(text: str) -> Granularity:
+    """"3" -> 3, "whole" -> "whole"; anything else is a UserError."""
+    if text == "whole":
+        return "whole"
+    if text.isascii() and text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise UserError(f"--granularities: {text!r} is neither a positive whole number nor 'whole'")
+
+
+def decode_escapes(text: str) -> str:
+    r"""Backslash-n, -t, -r and -backslash as typed in a shell or a flag file become the characters they stand for."""
+    plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+    out, rest = [], iter(text)
+    for character in rest:
+        if character != "\\":
+            out.append(character)
+            continue
+        following = next(rest, None)
+        if following not in plain:
+            raise UserError(f"--step_separator: unknown escape \\{following or ''} in {text!r}; known: \\n \\t \\r \\\\")
+        out.append(plain[following])
+    return "".join(out)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadConfig:
+    """How corpora are read."""
+
+    data_format: str = option("auto", "Format of the corpora; auto tells by content.", choices=DATA_FORMATS)
+    neutral: str = option(
+        "positive",
+        "What a neutral rating (0) counts as. drop leaves the step unlabelled and omits alternatives that are neutral.",
+        choices=("positive", "negative", "drop"),
+    )
+    alternatives: bool = option(True, "PRM800K: every rated completion that was not chosen ends a trajectory of its own.")
+    max_bad_rows: int = option(0, "Malformed rows that are skipped, counted and listed before the run stops.", lower=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class GranularityConfig:
+    """Coarse to fine: which window sizes, in which order (Algorithm 1 of the paper)."""
+
+    c_max: int = option(1, "Largest window: granularities c_max, ..., 2, 1. 1 is plain training.", lower=1)
+    granularities: tuple[str, ...] = option(
+        (), "Window sizes in the order of training, such as 4,1 or whole. Overrides --c_max.", kind="list"
+    )
+    epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1)
+    schedule: str = option(
+        "coarse_to_fine",
+        "coarse_to_fine takes the granularities in the order given, fine_to_coarse in reverse, shuffled mixes them.",
+        choices=SCHEDULES,
+    )
+    window_tail: str = option("keep", "The last window when it is shorter than the others.", choices=("keep", "drop"))
+    window_stride: str = option(
+        "window",
+        "window: windows do not overlap. 1: all shifted segmentations, a shorter leading window being unlabelled.",
+        choices=("window", "1"),
+    )
+
+    def __post_init__(self) -> None:
+        stages = self.stages
+        if len(set(stages)) != len(stages):
+            raise UserError(f"--granularities: {','.join(map(str, stages))} names one granularity twice")
+
+    @property
+    def stages(self) -> tuple[Granularity, ...]:
+        """The granularities in the order given (before --schedule)."""
+        if self.granularities:
+            return tuple(parse_granularity(g) for g in self.granularities)
+        return tuple(range(self.c_max, 0, -1))
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodingConfig:
+    """How a solution becomes tokens; the same for training and scoring, and stored with the model."""
+
+    max_length: int = option(2048, "Longest encoded solution in tokens; whole windows are cut from the end.", lower=8)
+    step_separator: str = option("\\n\\n", "Text between the steps of one window; \\n, \\t, \\r and \\\\ are decoded.")
+    marker: str = option(MARKER, "Name of the token at which a step's score is read.")
+    system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template.")
+
+    @property
+    def separator(self) -> str:
+        """The step separator with its escapes decoded."""
+        return decode_escapes(self.step_separator)
+
+    def __post_init__(self) -> None:
+        decode_escapes(self.step_separator)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackingConfig:
+    """How encoded trajectories fill the rows of a batch."""
+
+    packing: str = option(
+        "tree", "tree shares common prefixes, sequence packs without sharing, none pads one a row.", choices=PACKINGS
+    )
+    row_length: int = option(0, "Tokens a row; 0 takes --max_length rounded up to a multiple of 128.", lower=0)
+    batch_size: int = option(32, "Trajectories an optimizer step, over all devices.", lower=1)
+
+    def length(self, max_length: int) -> int:
+        """Tokens in the longest row."""
+        length = self.row_length or -(-max_length // 128) * 128
+        if length < max_length:
+            raise UserError(f"--row_length={length} is shorter than --max_length={max_length}")
+        return length
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Which network, and how it computes."""
+
+    model: str = option("", "Hugging Face directory of the backbone or of a PRM to go on from.")
+    head: str = option("linear", "Reward head: Linear, or Linear-ReLU-Linear.", choices=("linear", "mlp"))
+    dtype: str = option("bfloat16", "Type of activations and matrix products.", choices=("bfloat16", "float32"))
+    attention: str = option("auto", "Attention kernel.", choices=("auto", "xla"))
+    remat: str = option(
+        "layer", "Activations recomputed in the backward pass: none, or all but each layer's input.", choices=("none", "layer")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up and a decay over the whole run."""
+
+    learning_rate: float = option(2e-6, "Peak learning rate.", lower=0.0)
+    warmup_fraction: float = option(0.03, "Share of the steps in which the rate rises linearly from 0.", lower=0.0, upper=1.0)
+    decay: str = option("cosine", "Shape of the decay after the warm-up.", choices=("cosine", "linear", "constant"))
+    final_rate_fraction: float = option(0.0, "Last learning rate as a share of the peak.", lower=0.0, upper=1.0)
+    adam_b1: float = option(0.9, "AdamW's beta 1.", lower=0.0, upper=1.0)
+    adam_b2: float = option(0.999, "AdamW's beta 2.", lower=0.0, upper=1.0)
+    adam_eps: float = option(1e-8, "AdamW's epsilon.", lower=0.0)
+    weight_decay: float = option(0.0, "Decoupled weight decay of matrices (never of biases, norms and embeddings).", lower=0.0)
+    max_grad_norm: float = option(1.0, "Global gradient norm above which gradients are scaled down; 0 is off.", lower=0.0)
+    accumulation: int = option(1, "Parts a step's rows are computed in, one after another, to save memory.", lower=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """What is minimised."""
+
+    loss: str = option("q_ranking", "Training loss.", choices=LOSSES)
+    margin: float = option(4.0, "Margin of Q-ranking (zeta in PQM).", lower=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceConfig:
+    """Where it runs."""
+
+    platform: str = option("auto", "Accelerator to run on; one that is not there is an error.", choices=("auto", "cpu", "gpu", "tpu"))
+    mesh: str = option("data=-1,fsdp=1,tensor=1", "Devices along each mesh axis; -1 takes the rest.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """What training writes, and how often."""
+
+    output_dir: str = option("", "Directory of the run.")
+    resume: bool = option(False, "Go on with the run that --output_dir holds.")
+    seed: int = option(0, "Seed of the order of the data and of the head's initialisation.", lower=0)
+    max_steps: int = option(0, "Stop after so many optimizer steps; 0 trains to the end of the data.", lower=0)
+    log_every: int = option(10, "Optimizer steps between log lines.", lower=1)
+    eval_every: int = option(0, "Optimizer steps between evaluations; 0 evaluates at the end only.", lower=0)
+    checkpoint_every: int = option(500, "Optimizer steps between checkpoints; there is always one at the end.", lower=1)
+    keep_checkpoints: int = option(2, "Newest checkpoints that are kept.", lower=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """The held-out split."""
+
+    eval_data: tuple[str, ...] = option((), "Corpora to evaluate on; overrides --eval_fraction.", kind="list")
+    eval_fraction: float = option(
+        0.02, "Share of the questions, chosen by a hash of their text, that is held out of training.", lower=0.0, upper=0.5
+    )
+    eval_max_trajectories: int = option(512, "Most trajectories evaluated each time; 0 takes all.", lower=0)

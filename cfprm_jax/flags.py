@@ -1,0 +1,200 @@
+"""absl flags to frozen configuration dataclasses: the only place below the commands that knows flags.
+
+A command's configuration is a frozen dataclass whose fields are options (:func:`cfprm_jax.config.option`) or other such
+dataclasses. Every option becomes one flag of the same name; values are checked against the choices and bounds of the
+option, so that a bad one is refused before anything is read. Each command has a flag set of its own, so importing two
+commands never defines a flag twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shlex
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from absl import flags
+
+from cfprm_jax.errors import UserError
+
+Config = TypeVar("Config")
+
+
+def _options(config_type: type) -> Iterator[tuple[type, dataclasses.Field]]:
+    """Every option under config_type with the dataclass it belongs to, depth first."""
+    hints = typing.get_type_hints(config_type)
+    for field in dataclasses.fields(config_type):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _options(typing.cast(type, hints[field.name]))
+        else:
+            yield config_type, field
+
+
+def flag_set(config_type: type) -> flags.FlagValues:
+    """The flags of a command, with --help; --flagfile is expanded before they are parsed."""
+    values = flags.FlagValues()
+    flags.DEFINE_bool("help", False, "Show this help.", flag_values=values, short_name="h")
+    flags.DEFINE_bool("helpfull", False, "Show this help.", flag_values=values)
+    for owner, field in _options(config_type):
+        meta, name, default = field.metadata, field.name, field.default
+        module = (owner.__doc__ or owner.__name__).strip().splitlines()[0]
+        if meta["choices"] is not None and meta["kind"] == "string":
+            flags.DEFINE_enum(name, default, list(meta["choices"]), meta["help"], flag_values=values, module_name=module)
+        elif meta["kind"] == "string":
+            flags.DEFINE_string(name, default, meta["help"], flag_values=values, module_name=module)
+        elif meta["kind"] == "bool":
+            flags.DEFINE_bool(name, default, meta["help"], flag_values=values, module_name=module)
+        elif meta["kind"] == "list":
+            flags.DEFINE_list(name, list(default), meta["help"], flag_values=values, module_name=module)
+        else:
+            define = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float}[meta["kind"]]
+            define(
+                name,
+                default,
+                meta["help"],
+                lower_bound=meta["lower"],
+                upper_bound=meta["upper"],
+                flag_values=values,
+                module_name=module,
+            )
+    return values
+
+
+def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
+    hints = typing.get_type_hints(config_type)
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(typing.cast(Any, config_type)):
+        if dataclasses.is_dataclass(hints[field.name]):
+            arguments[field.name] = _build(typing.cast(type, hints[field.name]), values)
+            continue
+        value = values[field.name].value
+        if field.metadata["kind"] == "list":
+            value = tuple(value)
+            unknown = [v for v in value if field.metadata["choices"] is not None and v not in field.metadata["choices"]]
+            if unknown:
+                known = ", ".join(field.metadata["choices"])
+                raise UserError(f"--{field.name}: {', '.join(unknown)} is not among: {known}")
+        arguments[field.name] = value
+    return config_type(**arguments)
+
+
+def expand_flagfiles(argv: Sequence[str], directory: pathlib.Path, including: tuple[pathlib.Path, ...] = ()) -> list[str]:
+    """argv with every --flagfile=FILE replaced by the flags in it, one a line; blank lines and # comments are skipped.
+
+    A relative FILE is looked for in directory; inside a flag file, that is the folder of the file itself, so a set of
+    files built on a common base works from anywhere. (absl resolves it against the working directory alone.)
+
+    Raises:
+      UserError: a file is missing, includes itself, or holds a line that is no flag.
+    """
+    out: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        if argument in ("--flagfile", "-flagfile"):
+            names = next(rest, "")
+        elif argument.startswith(("--flagfile=", "-flagfile=")):
+            names = argument.split("=", 1)[1]
+        else:
+            out.append(argument)
+            continue
+        for name in names.split(","):
+            path = (directory / pathlib.Path(name).expanduser()).resolve()
+            if path in including:
+                raise UserError(f"--flagfile: {path} includes itself")
+            try:
+                lines = path.read_text().splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"--flagfile: cannot read {name!r}: {error}") from error
+            inner = [line.strip() for line in lines]
+            for number, line in enumerate(inner, 1):
+                if line and not line.startswith(("#", "-")):
+                    raise UserError(f"{path}:{number}: expected a flag (--name=value) or a # comment, found {line!r}")
+            kept = [line for line in inner if line.startswith("-")]
+            out += expand_flagfiles(kept, path.parent, (*including, path))
+    return out
+
+
+def parse(config_type: type[Config], argv: Sequence[str]) -> Config:
+    """The configuration that argv (program name first) gives.
+
+    Raises:
+      UserError: an unknown flag, a value outside its choices or bounds, an argument that is no flag.
+      SystemExit: --help was asked for and has been printed.
+    """
+    values = flag_set(config_type)
+    try:
+        rest = values([argv[0], *expand_flagfiles(argv[1:], pathlib.Path.cwd())])
+    except flags.Error as error:
+        raise UserError(str(error).replace("\n", " ")) from error
+    if values["help"].value or values["helpfull"].value:
+        print(usage(config_type, values))
+        raise SystemExit(0)
+    if len(rest) > 1:
+        raise UserError(f"{rest[1]!r} is not a flag: flags begin with two dashes (try --help)")
+    return _build(config_type, values)
+
+
+def usage(config_type: type, values: flags.FlagValues) -> str:
+    """What --help prints: the command's own docstring, then its flags by concern with their defaults."""
+    lines = [(config_type.__doc__ or "").strip(), "", "  --flagfile=FILE: read flags from FILE; later flags override earlier ones."]
+    owner = None
+    for group, field in _options(config_type):
+        if group is not owner:
+            owner = group
+            lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
+        meta = field.metadata
+        default = ",".join(field.default) if meta["kind"] == "list" else field.default
+        choices = f" <{'|'.join(meta['choices'])}>" if meta["choices"] else ""
+        lines.append(f"  --{field.name}{choices}: {meta['help']} (default: {default!r})")
+    return "\n".join(lines)
+
+
+def as_flags(config: Any) -> list[str]:
+    """The flags that give this configuration, one a field, in the order of the fields."""
+    out = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            out += as_flags(value)
+        else:
+            text = ",".join(value) if field.metadata["kind"] == "list" else value
+            text = str(text).lower() if field.metadata["kind"] == "bool" else text
+            out.append(f"--{field.name}={text}")
+    return out
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """The configuration as one flat JSON object, flag name to value."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        flat.update(as_dict(value) if dataclasses.is_dataclass(value) else {field.name: value})
+    return flat
+
+
+def write_config(config: Any, directory: str | pathlib.Path) -> None:
+    """Write the resolved configuration into directory: config.json, and run.flags, which --flagfile takes."""
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(as_dict(config), indent=2) + "\n")
+    (directory / "run.flags").write_text("\n".join(as_flags(config)) + "\n")
+
+
+def run(config_type: type[Config], command: Callable[[Config], int | None], argv: Sequence[str] | None = None) -> int:
+    """Parse argv and run the command; a UserError becomes one line on stderr and status 2.
+
+    Meant as ``sys.exit(flags.run(ScoreConfig, main))`` under ``if __name__ == "__main__"``.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    try:
+        return command(parse(config_type, argv)) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"interrupted: {shlex.join(argv)}", file=sys.stderr)
+        return 130

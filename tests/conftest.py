@@ -1,0 +1,24 @@
+"""What every test file may use."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+# Eight host devices, so that meshes are real; set before anything imports jax.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Hugging Face libraries must never reach for the network from a test.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> pathlib.Path:
+    """The folder of real data beside the repository; a test that wants it is skipped where it is missing."""
+    if not SHARED.is_dir():
+        pytest.skip("needs the folder of real data (shared/) beside the repository")
+    return SHARED

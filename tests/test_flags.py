@@ -1,0 +1,116 @@
+"""Flags to configuration dataclasses and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from cfprm_jax import config, flags
+from cfprm_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command for these tests."""
+
+    read: config.ReadConfig = config.ReadConfig()
+    granularity: config.GranularityConfig = config.GranularityConfig()
+    encoding: config.EncodingConfig = config.EncodingConfig()
+    optimizer: config.OptimizerConfig = config.OptimizerConfig()
+    input: tuple[str, ...] = config.option((), "Files.", kind="list")
+
+
+def parse(*arguments: str) -> Command:
+    return flags.parse(Command, ["command", *arguments])
+
+
+def test_defaults_are_those_of_the_dataclasses():
+    assert parse() == Command()
+
+
+def test_every_kind_of_value_arrives_with_its_type():
+    got = parse("--learning_rate=1e-3", "--accumulation=4", "--noalternatives", "--input=a.jsonl,b.jsonl", "--neutral", "drop")
+    assert got.optimizer.learning_rate == 1e-3
+    assert got.optimizer.accumulation == 4
+    assert got.read.alternatives is False
+    assert got.input == ("a.jsonl", "b.jsonl")
+    assert got.read.neutral == "drop"
+
+
+def test_the_flags_of_a_configuration_give_it_back(tmp_path):
+    original = parse("--c_max=3", "--noalternatives", "--input=a,b", "--step_separator=\\n", "--learning_rate=3e-6")
+    assert flags.parse(Command, ["command", *flags.as_flags(original)]) == original
+    flags.write_config(original, tmp_path)
+    assert parse(f"--flagfile={tmp_path / 'run.flags'}") == original
+    assert json.loads((tmp_path / "config.json").read_text())["c_max"] == 3
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--neutral=maybe", "neutral=maybe.*positive.*negative.*drop"),
+        ("--c_max=0", "c_max=0"),
+        ("--learning_rate=-1", "learning_rate=-1"),
+        ("--learning_rate=fast", "learning_rate=fast"),
+        ("--granularities=4,x", "granularities.*'x'"),
+        ("--granularities=2,2", "granularities.*twice"),
+        ("--step_separator=\\q", r"step_separator.*\\q"),
+        ("--no_such_flag=1", "no_such_flag"),
+        ("stray", "'stray' is not a flag"),
+        ("--flagfile=missing.flags", "missing.flags"),
+    ],
+)
+def test_bad_values_are_refused_by_name(argument, message):
+    with pytest.raises(UserError, match=message):
+        parse(argument)
+
+
+def test_flag_files_nest_relative_to_themselves_and_later_flags_win(tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "base.flags").write_text("# the base\n\n--c_max=4\n--learning_rate=1e-5\n")
+    (tmp_path / "deep" / "one.flags").write_text("--flagfile=../base.flags\n--c_max=2\n")
+    monkeypatch.chdir("/")
+    got = parse(f"--flagfile={tmp_path / 'deep' / 'one.flags'}", "--learning_rate=7e-6")
+    assert (got.granularity.c_max, got.optimizer.learning_rate) == (2, 7e-6)
+
+
+def test_a_flag_file_that_includes_itself_or_holds_prose_is_refused(tmp_path):
+    loop = tmp_path / "loop.flags"
+    loop.write_text("--flagfile=loop.flags\n")
+    with pytest.raises(UserError, match="includes itself"):
+        parse(f"--flagfile={loop}")
+    loop.write_text("--c_max=2\nlearning rate 3\n")
+    with pytest.raises(UserError, match=r"loop.flags:2: expected a flag"):
+        parse(f"--flagfile={loop}")
+
+
+def test_help_names_every_flag_with_its_choices(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "--neutral <positive|negative|drop>" in text
+    assert "--learning_rate" in text
+    assert "--flagfile" in text
+
+
+def test_run_turns_bad_input_into_one_line_and_status_2(capsys):
+    def fail(_: Command) -> None:
+        raise UserError("x.jsonl:3: 3 steps and 2 labels")
+
+    assert flags.run(Command, fail, ["command"]) == 2
+    assert capsys.readouterr().err == "error: x.jsonl:3: 3 steps and 2 labels\n"
+    assert flags.run(Command, lambda _: None, ["command"]) == 0
+
+
+def test_granularities_in_order():
+    assert parse("--c_max=3").granularity.stages == (3, 2, 1)
+    assert parse("--granularities=4,1").granularity.stages == (4, 1)
+    assert parse("--granularities=whole").granularity.stages == ("whole",)
+
+
+def test_escapes_of_the_separator_are_decoded():
+    assert parse().encoding.separator == "\n\n"
+    assert parse("--step_separator=\\t\\\\n").encoding.separator == "\t\\n"
