@@ -1,0 +1,216 @@
+"""A corpus tokenised once: opened by its fingerprint, built when nobody has built it before.
+
+The fingerprint is a hash of everything that the tokens depend on: the content and names of the input files, how they
+are read, the granularities and their windows, the encoding, the tokenizer and this package's format. It names the
+directory under cache_dir, so a corpus is found again by whoever asks for the same one, from whatever path.
+
+Hashing a large input at every start would take longer than starting does, so the hash of a file's content is kept
+(cache_dir/contents.json) for as long as the file's path, size, inode and modification time stay what they were. A file
+modified less than two seconds before it was hashed could change again without any of these changing: its hash is not
+kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+
+from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig, parse_granularity
+from cfprm_jax.data import corpus_build
+from cfprm_jax.data.corpus_files import FORMAT, GranularityReader, read_description, write_description
+from cfprm_jax.data.encoding import Encoder
+from cfprm_jax.data.formats import expand
+from cfprm_jax.data.formats.files import InputFile, Paths
+from cfprm_jax.errors import UserError
+
+QUESTIONS = ("all", "train", "held_out")
+# A file younger than this when it was hashed may be written again within the same tick of its modification time.
+_SETTLED_NS = 2_000_000_000
+
+
+class Corpus:
+    """Encoded trajectories at each granularity, in the order of the input, records together.
+
+    Attributes:
+      fingerprint: hash of all that the corpus depends on.
+      identity: the same in plain, option by option; what tells two corpora apart by name.
+      report: counts from when it was built (see :func:`open_corpus`).
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        description = read_description(directory)
+        if description.get("format") != FORMAT:
+            raise UserError(f"{directory} has format {description.get('format')}, not {FORMAT}; delete it")
+        self.fingerprint: str = description["fingerprint"]
+        self.identity: dict[str, Any] = description["identity"]
+        self.report: dict[str, Any] = description["report"]
+        self._readers: dict[Granularity, GranularityReader] = {}
+        for name, counts in description["granularities"].items():
+            granularity = parse_granularity(name)
+            self._readers[granularity] = GranularityReader(directory / name, granularity, counts)
+
+    @property
+    def granularities(self) -> tuple[Granularity, ...]:
+        """What it was cut at, finest first; "whole" is the coarsest."""
+        return tuple(sorted(self._readers, key=lambda g: (g == "whole", g if isinstance(g, int) else 0)))
+
+    def __getitem__(self, granularity: Granularity) -> GranularityReader:
+        """The trajectories at one granularity, a sequence of Encoded."""
+        if granularity not in self._readers:
+            have = ", ".join(map(str, self.granularities))
+            raise UserError(f"granularity {granularity} is not in the corpus, which has {have}")
+        return self._readers[granularity]
+
+    def num_trajectories(self, granularity: Granularity) -> int:
+        """Trajectories with a label at one granularity."""
+        return len(self[granularity])
+
+    def source(self, granularity: Granularity, trajectory: int) -> str:
+        """The record, "file:line", that a trajectory comes from."""
+        return self[granularity].source(trajectory)
+
+    @property
+    def max_steps(self) -> int:
+        """Most steps of any trajectory at any granularity."""
+        return max(reader.max_steps for reader in self._readers.values())
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest trajectory at any granularity."""
+        return max(reader.max_tokens for reader in self._readers.values())
+
+
+def open_corpus(
+    paths: Paths,
+    read: ReadConfig,
+    granularities: GranularityConfig,
+    encoding: EncodingConfig,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    cache_dir: str | pathlib.Path,
+    questions: str = "all",
+    held_out_fraction: float = 0.0,
+    progress: Callable[[float], None] | None = None,
+) -> Corpus:
+    """The tokenised corpus, from cache_dir if it is there and built into it otherwise.
+
+    It is built in a directory of its own that is renamed when complete: what is found is always whole, and processes
+    that build the same corpus at once do not disturb each other.
+
+    The report of a corpus: "files" (format of each), "rows", "bad_rows", "left_out" (by rules of a format),
+    "trajectories" read, "questions", "trajectories_of_other_questions", and under "granularities" for each:
+    "trajectories" and "records" kept, "steps", "labels" by class, "truncated" trajectories and "windows_cut" from them,
+    "skipped" (reason to count), "tokens_expanded", "tokens_distinct" (as prefixes, within a record),
+    "redundant_prefix_share", "lengths" (percentile to tokens).
+
+    Args:
+      paths: files and glob patterns, as for :func:`cfprm_jax.data.read`.
+      questions: "all", or the "train" or "held_out" side of a split by question.
+      held_out_fraction: share of the questions that is held out, for the latter two.
+      progress: called with the share of the input that has been read, while the corpus is built.
+
+    Raises:
+      UserError: anything wrong with the input, or a granularity at which nothing is left to train on (for the held-out
+        side, a corpus may be empty).
+    """
+    if questions not in QUESTIONS:
+        raise UserError(f"questions {questions!r} is not among: {', '.join(QUESTIONS)}")
+    cache = pathlib.Path(cache_dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    identity = _identity(expand(paths), read, granularities, encoding, tokenizer, cache)
+    identity |= {"questions": questions, "held_out_fraction": held_out_fraction if questions != "all" else 0.0}
+    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    directory = cache / fingerprint[:32]
+    if not directory.is_dir():
+        scratch = cache / f".building-{fingerprint[:16]}-{secrets.token_hex(4)}"
+        scratch.mkdir()
+        try:
+            built = corpus_build.build(
+                scratch,
+                paths,
+                read,
+                granularities,
+                encoding,
+                Encoder(tokenizer, encoding),
+                questions,
+                held_out_fraction,
+                progress,
+            )
+            if questions != "held_out":
+                _check_not_empty(built["report"])
+            write_description(scratch, {"fingerprint": fingerprint, "identity": identity, **built})
+            # Another process may have been faster; both directories hold the same.
+            with contextlib.suppress(OSError):
+                scratch.rename(directory)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return Corpus(directory)
+
+
+def _check_not_empty(report: dict[str, Any]) -> None:
+    for granularity, entry in report["granularities"].items():
+        if not entry["trajectories"]:
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in entry["skipped"].items()) or "none was read"
+            other = report["trajectories_of_other_questions"]
+            held_out = f"; {other} belong to held-out questions" if other else ""
+            raise UserError(f"no trajectory to train on at granularity {granularity} ({reasons}{held_out})")
+
+
+def _identity(
+    files: list[InputFile],
+    read: ReadConfig,
+    granularities: GranularityConfig,
+    encoding: EncodingConfig,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    cache: pathlib.Path,
+) -> dict[str, Any]:
+    """All that the tokens depend on, each part under the name of its option."""
+    vocabulary = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    vocabulary.update(json.dumps(tokenizer.chat_template, sort_keys=True).encode())
+    return {
+        "corpus_format": FORMAT,
+        **{f"content of {file.name}": digest for file, digest in zip(files, _digests(files, cache), strict=True)},
+        "files": [file.name for file in files],
+        **dataclasses.asdict(read),
+        "granularities_tokenised": sorted(map(str, granularities.stages)),
+        "window_tail": granularities.window_tail,
+        "window_stride": granularities.window_stride,
+        **dataclasses.asdict(encoding),
+        "step_separator": encoding.separator,
+        "tokenizer": vocabulary.hexdigest(),
+    }
+
+
+def _digests(files: list[InputFile], cache: pathlib.Path) -> list[str]:
+    """SHA-256 of each file's content, from contents.json where the file has not changed since."""
+    store = cache / "contents.json"
+    try:
+        known = json.loads(store.read_text(encoding="utf-8"))
+    # Missing, or cut off by a full disk: it only saves time.
+    except (OSError, ValueError):
+        known = {}
+    digests, changed = [], False
+    for file in files:
+        path, status, now = str(file.path.resolve()), file.path.stat(), time.time_ns()
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
+        entry = known.get(path)
+        if entry is None or entry[:3] != stamp:
+            with file.path.open("rb") as stream:
+                entry = [*stamp, hashlib.file_digest(stream, "sha256").hexdigest()]
+            if now - status.st_mtime_ns > _SETTLED_NS:
+                known[path], changed = entry, True
+        digests.append(entry[3])
+    if changed:
+        scratch = cache / f".contents-{secrets.token_hex(4)}"
+        scratch.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        scratch.replace(store)
+    return digests

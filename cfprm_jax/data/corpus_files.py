@@ -1,0 +1,173 @@
+"""A tokenised corpus on disk: one directory, written once and never changed.
+
+    corpus.json                what it was made from, its report, and for each granularity its counts
+    <granularity>/data.bin     of each trajectory: tokens (int32), step positions (int32), labels (float32), end to end
+    <granularity>/index.bin    int64 [trajectories, 4]: where it begins in data.bin (in units of 4 bytes), its tokens,
+                               its steps, the windows cut from it
+    <granularity>/order.bin    int64 [trajectories]: trajectories with those of each record in depth-first order
+    <granularity>/records.bin  int64 [records + 1, 2]: first trajectory, where the source's name begins in sources.bin
+    <granularity>/sources.bin  UTF-8 names of the records' sources, end to end
+
+All little-endian. Trajectories stand in the order of the corpus, those of a record together. Reading maps the small
+files and fetches a trajectory from data.bin by one positioned read, so neither start-up nor memory grows with the
+corpus (mapping data.bin would count what was read as the process's memory), and any number of threads may read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+from jaxtyping import Int64
+
+from cfprm_jax.config import Granularity
+from cfprm_jax.data.encoding import Encoded
+from cfprm_jax.data.partition import depth_first
+from cfprm_jax.errors import UserError
+
+# Changes with this layout and with anything that encodes the same text differently.
+FORMAT = 1
+_INDEX_FILES = {"index": 4, "order": 1, "records": 2}
+
+
+class GranularityWriter:
+    """Appends records at one granularity; close() completes the files."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        directory.mkdir()
+        self._files: dict[str, BinaryIO] = {
+            name: (directory / f"{name}.bin").open("wb") for name in (*_INDEX_FILES, "data", "sources")
+        }
+        self.trajectories = 0
+        self.records = 0
+        self.max_steps = 0
+        self.max_tokens = 0
+        self._words = 0
+        self._source_bytes = 0
+
+    def add(self, source: str, encoded: Sequence[Encoded]) -> None:
+        """Append one record's trajectories, in the order of the corpus."""
+        order = depth_first([solution.tokens for solution in encoded])
+        self._write("order", np.array(order, "<i8") + self.trajectories)
+        self._write("records", np.array([self.trajectories, self._source_bytes], "<i8"))
+        name = source.encode()
+        self._files["sources"].write(name)
+        self._source_bytes += len(name)
+        index = np.empty((len(encoded), 4), "<i8")
+        for row, solution in zip(index, encoded, strict=True):
+            tokens, steps = len(solution.tokens), len(solution.step_positions)
+            row[:] = self._words, tokens, steps, solution.steps_cut
+            self._write("data", solution.tokens.astype("<i4", copy=False))
+            self._write("data", solution.step_positions.astype("<i4", copy=False))
+            self._write("data", solution.labels.astype("<f4", copy=False))
+            self._words += tokens + 2 * steps
+            self.max_steps = max(self.max_steps, steps)
+            self.max_tokens = max(self.max_tokens, tokens)
+        self._write("index", index)
+        self.trajectories += len(encoded)
+        self.records += 1
+
+    def close(self) -> None:
+        """Write what is left to disk."""
+        if not self._files["data"].closed:
+            self._write("records", np.array([self.trajectories, self._source_bytes], "<i8"))
+        for file in self._files.values():
+            if not file.closed:
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+
+    def counts(self) -> dict[str, int]:
+        """What corpus.json says of the granularity; the sizes tell a file that was cut afterwards."""
+        return {
+            "trajectories": self.trajectories,
+            "records": self.records,
+            "max_steps": self.max_steps,
+            "max_tokens": self.max_tokens,
+            "data_bytes": 4 * self._words,
+            "source_bytes": self._source_bytes,
+        }
+
+    def _write(self, name: str, array: np.ndarray) -> None:
+        self._files[name].write(array.tobytes())
+
+
+class GranularityReader:
+    """The trajectories of a corpus at one granularity: a sequence of Encoded, and their records."""
+
+    def __init__(self, directory: pathlib.Path, granularity: Granularity, counts: dict[str, int]) -> None:
+        """Raises UserError when a file is missing or has not the size that it was written with."""
+        self.granularity = granularity
+        self.max_steps = counts["max_steps"]
+        self.max_tokens = counts["max_tokens"]
+        self._length = counts["trajectories"]
+        rows = {"index": self._length, "order": self._length, "records": counts["records"] + 1}
+        sizes = {name: 8 * _INDEX_FILES[name] * rows[name] for name in _INDEX_FILES}
+        sizes |= {"data": counts["data_bytes"], "sources": counts["source_bytes"]}
+        for name, size in sizes.items():
+            file = directory / f"{name}.bin"
+            if not file.is_file() or file.stat().st_size != size:
+                raise UserError(
+                    f"{file} is damaged: {size} bytes expected; delete {directory.parent} to have it made again"
+                )
+        self._index = _mapped(directory / "index.bin", (self._length, 4))
+        self._records = _mapped(directory / "records.bin", (counts["records"] + 1, 2))
+        self._sources = (directory / "sources.bin").open("rb")
+        self._data = (directory / "data.bin").open("rb")
+        self.order: Int64[np.ndarray, " trajectories"] = _mapped(directory / "order.bin", (self._length,))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, trajectory: int) -> Encoded:
+        if not -self._length <= trajectory < self._length:
+            raise IndexError(f"trajectory {trajectory} of {self._length}")
+        begin, tokens, steps, cut = (int(value) for value in self._index[trajectory])
+        words = np.frombuffer(os.pread(self._data.fileno(), 4 * (tokens + 2 * steps), 4 * begin), "<i4")
+        return Encoded(
+            tokens=words[:tokens],
+            step_positions=words[tokens : tokens + steps],
+            labels=words[tokens + steps :].view("<f4"),
+            steps_cut=cut,
+        )
+
+    @property
+    def record_starts(self) -> Int64[np.ndarray, " records+1"]:
+        """First trajectory of each record, and the number of trajectories."""
+        return self._records[:, 0]
+
+    def source(self, trajectory: int) -> str:
+        """Name of the record that a trajectory comes from."""
+        record = int(np.searchsorted(self.record_starts, trajectory, side="right")) - 1
+        begin, end = int(self._records[record, 1]), int(self._records[record + 1, 1])
+        return os.pread(self._sources.fileno(), end - begin, begin).decode()
+
+
+def write_description(directory: pathlib.Path, description: dict[str, Any]) -> None:
+    """Write corpus.json, which is the last file and makes the directory a corpus."""
+    with (directory / "corpus.json").open("w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, **description}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_description(directory: pathlib.Path) -> dict[str, Any]:
+    """What corpus.json says.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    file = directory / "corpus.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}); delete {directory} to have it made again") from error
+
+
+def _mapped(file: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
+    # A file without bytes cannot be mapped.
+    return np.memmap(file, "<i8", "r", shape=shape) if shape[0] else np.empty(shape, "<i8")

@@ -1,0 +1,307 @@
+"""Question and steps to token ids and marker positions: one function for training and for scoring.
+
+A solution is encoded as the tokenizer's chat template with the system prompt and the question, then for every step (or
+window of steps) its own tokens followed by one marker token, at which the step's score is read. Steps are tokenised
+each on its own and the marker is appended as an id: joining texts first lets a tokenizer merge the end of a step with
+what follows (".\\n\\n" is one token of Qwen2.5) and hides where steps end.
+
+Text never becomes a special token. Questions and steps are data, so "<extra_0>" or "<|im_end|>" inside them are
+ordinary characters; only the chat template and the markers put in here are special.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+import tokenizers
+import transformers
+from jaxtyping import Float32, Int32
+
+from cfprm_jax.config import MARKER, QWEN_MARKER_ID, EncodingConfig
+from cfprm_jax.errors import UserError
+
+# What id 151651 is called in a stock Qwen2.5 tokenizer: a token for image regions that text never contains.
+_STOCK_QWEN_NAME = "<|quad_end|>"
+# Files besides tokenizer.json that may name a special token. vocab.json and merges.txt are left behind on purpose:
+# tokenizer.json holds both, and a loader that rebuilt the tokenizer from them would lose the new name.
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+# Stands for the question while the chat template is taken apart; letters and digits only, so that no template trims it.
+_PLACEHOLDER = "QUESTION7f3b61d2PLACEHOLDER"
+# Unique texts kept tokenised. At some 200 bytes each this is a few tens of MB, whatever the corpus.
+_CACHE_ENTRIES = 1 << 16
+
+Item = tuple[str, Sequence[str], Sequence[float] | np.ndarray | None]
+"""Question, step texts, and a label a step (NaN unlabelled) or None for no labels at all."""
+
+
+def load_tokenizer(directory: str | pathlib.Path, marker: str = MARKER) -> transformers.PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face directory, in which marker is exactly one token.
+
+    A tokenizer that knows the marker is taken as it is. In a stock Qwen2.5 tokenizer the unused token at id 151651,
+    where Qwen2.5-Math-PRM has its marker, is renamed to it; every other text keeps its ids.
+
+    Raises:
+      UserError: no tokenizer there, no chat template, or a marker that is not one token of it.
+    """
+    directory = pathlib.Path(directory)
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory with a tokenizer")
+    with tempfile.TemporaryDirectory(prefix="cfprm_tokenizer_") as scratch:
+        source = directory
+        if not (directory / "tokenizer.json").is_file():
+            # Only vocabulary and merges there: have them converted once, so that there is a tokenizer.json to look at.
+            source = pathlib.Path(scratch) / "converted"
+            _from_pretrained(directory).save_pretrained(source)
+        description = _read_json(source / "tokenizer.json")
+        names = {token["content"]: token["id"] for token in description.get("added_tokens", [])}
+        known = marker in names or marker in description["model"].get("vocab", ())
+        if not known and names.get(_STOCK_QWEN_NAME) == QWEN_MARKER_ID:
+            source = _renamed(source, pathlib.Path(scratch) / "renamed", description, marker)
+        tokenizer = _from_pretrained(source)
+    tokenizer.name_or_path = str(directory)
+    marker_id(tokenizer, marker)
+    _check_chat_template(tokenizer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, directory: str | pathlib.Path) -> None:
+    """Write the tokenizer's files; AutoTokenizer loads them anywhere, marker and chat template included.
+
+    The chat template goes into tokenizer_config.json, which every version of every reader knows.
+    """
+    tokenizer.save_pretrained(str(directory), save_jinja_files=False)
+
+
+def marker_id(tokenizer: transformers.PreTrainedTokenizerBase, marker: str) -> int:
+    """The id of the marker.
+
+    Raises:
+      UserError: the marker is unknown to the tokenizer, or its text is not exactly one token.
+    """
+    found = tokenizer.backend_tokenizer.token_to_id(marker)
+    ids = tokenizer.encode(marker, add_special_tokens=False)
+    if found is None or ids != [found]:
+        raise UserError(
+            f"--marker={marker!r} is not exactly one token of the tokenizer in {tokenizer.name_or_path}: it gives the "
+            f"ids {ids}. Name one of its added tokens, or add {marker!r} to its tokenizer.json"
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Encoded:
+    """One solution as the model reads it.
+
+    Attributes:
+      tokens: the prompt, then every window's tokens and its marker. Empty when the prompt alone is over the length.
+      step_positions: index in tokens of each window's marker, ascending.
+      labels: a label a window in [0, 1], NaN where unlabelled.
+      steps_cut: windows cut from the end because of max_length, with their labels.
+    """
+
+    tokens: Int32[np.ndarray, " length"]
+    step_positions: Int32[np.ndarray, " steps"]
+    labels: Float32[np.ndarray, " steps"]
+    steps_cut: int
+
+
+class Encoder:
+    """Encodes solutions with one tokenizer and one set of options. Not for several threads at once."""
+
+    def __init__(self, tokenizer: transformers.PreTrainedTokenizerBase, config: EncodingConfig) -> None:
+        """Raises UserError when the tokenizer has no chat template or the marker is not one token of it."""
+        self.config = config
+        self.marker_id = marker_id(tokenizer, config.marker)
+        _check_chat_template(tokenizer)
+        self._tokenizer = tokenizer
+        self._whole: tokenizers.Tokenizer = tokenizer.backend_tokenizer
+        self._plain = _plain_tokenizer(self._whole, config.marker)
+        if self.marker_id in self._plain.encode(config.marker, add_special_tokens=False).ids:
+            raise UserError(
+                f"--marker={config.marker!r} is an ordinary word of the tokenizer in {tokenizer.name_or_path}, so that "
+                "text could hold it: it must be an added token"
+            )
+        added = self._plain.get_added_tokens_decoder().values()
+        special = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        self._special = re.compile("(" + "|".join(map(re.escape, special)) + ")")
+        template = self._render(_PLACEHOLDER)
+        if template.count(_PLACEHOLDER) != 1:
+            raise UserError(f"the chat template of {tokenizer.name_or_path} does not show the question exactly once")
+        self._before, self._after = template.split(_PLACEHOLDER)
+        self._prompts: dict[str, np.ndarray] = {}
+        self._windows: dict[str, np.ndarray] = {}
+
+    def encode(
+        self, question: str, steps: Sequence[str], labels: Sequence[float] | np.ndarray | None = None
+    ) -> Encoded:
+        """One solution; labels None leaves every step unlabelled. See :meth:`encode_many`."""
+        return self.encode_many([(question, steps, labels)])[0]
+
+    def encode_many(self, items: Sequence[Item]) -> list[Encoded]:
+        """Many solutions; the same as encoding each alone, but every distinct text is tokenised once, all in one call.
+
+        Longer than max_length: whole windows are cut from the end with their labels, and counted in steps_cut; a
+        prompt with which not even one window fits gives an Encoded without steps.
+
+        Raises:
+          UserError: as many labels as steps are expected.
+        """
+        self._tokenise_prompts(question for question, _, _ in items)
+        self._tokenise_windows(step for _, steps, _ in items for step in steps)
+        encoded = [self._assemble(*item) for item in items]
+        for cache in (self._prompts, self._windows):
+            if len(cache) > _CACHE_ENTRIES:
+                cache.clear()
+        return encoded
+
+    def split(self, text: str) -> list[str]:
+        """A solution's text cut at the step separator; pieces without a visible character are dropped.
+
+        Raises:
+          UserError: the separator is empty, so that it cuts nothing.
+        """
+        if not self.config.separator:
+            raise UserError("--step_separator is empty, so it cannot tell the steps of a text apart: give the steps")
+        return [piece for piece in text.split(self.config.separator) if piece.strip()]
+
+    def _assemble(self, question: str, steps: Sequence[str], labels: Sequence[float] | np.ndarray | None) -> Encoded:
+        if labels is None:
+            labels = np.full(len(steps), np.nan, np.float32)
+        if len(labels) != len(steps):
+            raise UserError(f"{len(steps)} steps but {len(labels)} labels for the question {question[:80]!r}")
+        prompt = self._prompts[question]
+        windows = [self._windows[step] for step in steps]
+        lengths = np.fromiter((len(window) for window in windows), np.int64, len(windows))
+        ends = len(prompt) + np.cumsum(lengths)
+        kept = int(np.searchsorted(ends, self.config.max_length, side="right"))
+        if len(prompt) > self.config.max_length:
+            prompt = prompt[:0]
+        return Encoded(
+            tokens=np.concatenate([prompt, *windows[:kept]]),
+            step_positions=(ends[:kept] - 1).astype(np.int32),
+            labels=np.asarray(labels[:kept], np.float32),
+            steps_cut=len(steps) - kept,
+        )
+
+    def _tokenise_windows(self, texts: Iterable[str]) -> None:
+        new = [text for text in dict.fromkeys(texts) if text not in self._windows]
+        for text, encoding in zip(new, self._plain.encode_batch_fast(new, add_special_tokens=False), strict=True):
+            self._windows[text] = np.array([*encoding.ids, self.marker_id], np.int32)
+
+    def _tokenise_prompts(self, questions: Iterable[str]) -> None:
+        new = [question for question in dict.fromkeys(questions) if question not in self._prompts]
+        # Whoever else uses the tokenizer may have left these on.
+        self._whole.no_padding()
+        self._whole.no_truncation()
+        whole = [question for question in new if not self._special.search(question)]
+        rendered = [self._render(question) for question in whole]
+        for question, encoding in zip(
+            whole, self._whole.encode_batch_fast(rendered, add_special_tokens=False), strict=True
+        ):
+            self._prompts[question] = np.array(encoding.ids, np.int32)
+        for question in set(new).difference(whole):
+            self._prompts[question] = np.array(self._guarded_prompt(question), np.int32)
+
+    def _guarded_prompt(self, question: str) -> list[int]:
+        """The prompt's ids for a question that holds the text of a special token.
+
+        The template's own special tokens cut the prompt into texts, as they do in a tokenizer; the text around the
+        question is tokenised with special tokens switched off.
+        """
+        rendered = self._render(question)
+        end = len(rendered) - len(self._after)
+        if not (rendered.startswith(self._before) and rendered.endswith(self._after) and len(self._before) <= end):
+            raise UserError(
+                f"the chat template of {self._tokenizer.name_or_path} rewrites the question {question[:80]!r}, which "
+                "holds the text of a special token"
+            )
+        *head, before = self._special.split(self._before)
+        after, *tail = self._special.split(self._after)
+        pieces = [*head, before + rendered[len(self._before) : end] + after, *tail]
+        ids: list[int] = []
+        # Splitting at a group puts the special tokens at the odd places.
+        for index, piece in enumerate(pieces):
+            if index % 2:
+                ids += self._whole.encode(piece, add_special_tokens=False).ids
+            else:
+                ids += self._plain.encode(piece, add_special_tokens=False).ids
+        return ids
+
+    def _render(self, question: str) -> str:
+        system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
+        messages = [*system, {"role": "user", "content": question}]
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except jinja2.TemplateError as error:
+            raise UserError(f"the chat template of {self._tokenizer.name_or_path} fails: {error}") from error
+
+
+def _check_chat_template(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+    if not tokenizer.chat_template:
+        file = pathlib.Path(tokenizer.name_or_path or ".") / "tokenizer_config.json"
+        raise UserError(
+            f'{file}: no "chat_template" (and no chat_template.jinja beside it), by which questions become prompts'
+        )
+
+
+def _plain_tokenizer(whole: tokenizers.Tokenizer, marker: str) -> tokenizers.Tokenizer:
+    """The same tokenizer, to which the text of a special token is ordinary text."""
+    plain = copy.deepcopy(whole)
+    # Some tokenizers declare the marker an ordinary added token, which text would still become.
+    plain.add_special_tokens([tokenizers.AddedToken(marker, special=True, normalized=False)])
+    plain.encode_special_tokens = True
+    plain.no_padding()
+    plain.no_truncation()
+    return plain
+
+
+def _from_pretrained(directory: pathlib.Path) -> transformers.PreTrainedTokenizerBase:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    # The loader raises whatever its parsers raise; none of it says more than that these files are not a tokenizer.
+    except Exception as error:
+        raise UserError(f"{directory} has no tokenizer that loads: {error}") from error
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from error
+
+
+def _renamed(source: pathlib.Path, target: pathlib.Path, description: dict[str, Any], marker: str) -> pathlib.Path:
+    """A copy of the tokenizer's files in which the stock Qwen2.5 token at the marker's id has the marker's name."""
+    target.mkdir()
+    for token in description["added_tokens"]:
+        if token["content"] == _STOCK_QWEN_NAME:
+            token["content"] = marker
+    (target / "tokenizer.json").write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
+    for name in _TOKENIZER_FILES:
+        if not (source / name).is_file():
+            continue
+        if name.endswith(".json"):
+            renamed = _replace_name(_read_json(source / name), marker)
+            (target / name).write_text(json.dumps(renamed, ensure_ascii=False, indent=2), encoding="utf-8")
+        else:
+            shutil.copy(source / name, target / name)
+    return target
+
+
+def _replace_name(value: Any, marker: str) -> Any:
+    """value with every string (or key) that is the stock name replaced; a longer string that contains it is left."""
+    if isinstance(value, dict):
+        return {_replace_name(key, marker): _replace_name(entry, marker) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_replace_name(entry, marker) for entry in value]
+    return marker if value == _STOCK_QWEN_NAME else value

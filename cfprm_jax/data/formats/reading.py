@@ -1,0 +1,215 @@
+"""Corpus files of any format to a stream of trajectories, with the policy for malformed rows.
+
+A PRM800K row is a record; of other formats consecutive rows of one question are. One row at a time is in memory, of
+ReST-MCTS* prefixes those of one question.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cfprm_jax.config import DATA_FORMATS
+from cfprm_jax.data.formats import files, math_shepherd, prm800k, ratings, rest_mcts, rlhflow, stepwise
+from cfprm_jax.data.formats.fields import ParseOptions, Solution
+from cfprm_jax.data.formats.files import InputFile, Paths, Row
+from cfprm_jax.data.trajectory import Trajectory
+from cfprm_jax.errors import UserError
+
+FORMATS: tuple[ModuleType, ...] = (stepwise, prm800k, math_shepherd, rlhflow, rest_mcts, ratings)
+
+
+@dataclasses.dataclass(frozen=True)
+class BadRow:
+    """A malformed row that was skipped: where it is, what is wrong with it, how it begins if it is not JSON."""
+
+    file: str
+    line: int
+    reason: str
+    excerpt: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+@dataclasses.dataclass
+class ReadReport:
+    """What a reading has come across so far; it is filled while the trajectories are taken.
+
+    Attributes:
+      files: format of each file, by its name in messages.
+      rows: rows seen, malformed ones included.
+      trajectories: trajectories given.
+      bad_rows: malformed rows skipped, one entry each.
+      left_out: what rules of a format left out, reason to count.
+      fraction: share of the input, in bytes, that has been read.
+    """
+
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    rows: int = 0
+    trajectories: int = 0
+    bad_rows: list[BadRow] = dataclasses.field(default_factory=list)
+    left_out: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    fraction: float = 0.0
+
+
+def read(
+    path: Paths,
+    data_format: str = "auto",
+    neutral: str = "positive",
+    alternatives: bool = True,
+    max_bad_rows: int = 0,
+    bad_rows: list[BadRow] | None = None,
+    report: ReadReport | None = None,
+) -> Iterator[Trajectory]:
+    """The trajectories of one or more corpus files, in the order of the files and rows.
+
+    Args:
+      path: a file, a glob pattern, or a sequence of these: JSON lines or a JSON array, plain or .gz, or parquet.
+      data_format: a format's name, or "auto" to tell each file's by its rows.
+      neutral: what a rating of 0 counts as: "positive", "negative", or "drop" (unlabelled; PRM800K alternatives that
+        are neutral are left out).
+      alternatives: PRM800K: completions that were not chosen end trajectories of their own.
+      max_bad_rows: malformed rows, over all files, that are skipped before the reading stops.
+      bad_rows: a list to which every skipped row is appended.
+      report: counts to fill while reading.
+
+    Returns:
+      An iterator. Memory does not grow with the files. Consecutive trajectories of one record have equal `source`,
+      which is "file:line" of the record's first row, or what a stepwise row says.
+
+    Raises:
+      UserError: no such file, an empty or damaged one, an unknown format, more malformed rows than allowed (the message
+        names file, line and reason of the first beyond), or nothing readable in all the files.
+    """
+    if data_format not in DATA_FORMATS:
+        raise UserError(f"data format {data_format!r} is not among: {', '.join(DATA_FORMATS)}")
+    if neutral not in ("positive", "negative", "drop"):
+        raise UserError(f"neutral {neutral!r} is not among: positive, negative, drop")
+    report = ReadReport() if report is None else report
+    reading = _Reading(report, neutral, alternatives, max_bad_rows, bad_rows)
+    return _read(files.expand(path), data_format, reading)
+
+
+def write_bad_rows(path: str | os.PathLike[str], bad_rows: Iterable[BadRow]) -> None:
+    """Write the side file that lists skipped rows: JSON lines of "file", "line", "reason" and "excerpt"."""
+    lines = [json.dumps(dataclasses.asdict(bad), ensure_ascii=False) + "\n" for bad in bad_rows]
+    pathlib.Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+@dataclasses.dataclass
+class _Reading:
+    """What one call of `read` carries from row to row."""
+
+    report: ReadReport
+    neutral: str
+    alternatives: bool
+    max_bad_rows: int
+    listener: list[BadRow] | None
+
+    def parse(self, row: Row, module: ModuleType) -> list[Solution]:
+        """The solutions of a row; what rules left out of it counts only if the row is sound."""
+        left_out: list[str] = []
+        solutions = module.parse(row.data, ParseOptions(self.neutral, self.alternatives, left_out.append))
+        self.report.left_out.update(left_out)
+        return solutions
+
+    def skip(self, file: InputFile, row: Row, reason: str) -> None:
+        """Skip a malformed row, or stop when there have been too many."""
+        bad = BadRow(file.name, row.line, reason, row.excerpt)
+        if len(self.report.bad_rows) >= self.max_bad_rows:
+            allowed = f" (after {self.max_bad_rows} that --max_bad_rows allows)" if self.max_bad_rows else ""
+            raise UserError(f"{bad}{allowed}")
+        self.report.bad_rows.append(bad)
+        if self.listener is not None:
+            self.listener.append(bad)
+
+
+def _read(inputs: list[InputFile], data_format: str, reading: _Reading) -> Iterator[Trajectory]:
+    report = reading.report
+    total, done = sum(file.size for file in inputs) or 1, 0
+    for file in inputs:
+        for trajectory, fraction in _file(file, data_format, reading):
+            report.trajectories += 1
+            report.fraction = (done + fraction * file.size) / total
+            yield trajectory
+        done += file.size
+    report.fraction = 1.0
+    if not report.trajectories:
+        seen = f"{report.rows} rows, {len(report.bad_rows)} of them malformed"
+        raise UserError(f"{', '.join(file.name for file in inputs)}: not one trajectory ({seen})")
+
+
+def _file(file: InputFile, data_format: str, reading: _Reading) -> Iterator[tuple[Trajectory, float]]:
+    """The trajectories of a file, each with the share of the file that has been read."""
+    module = None if data_format == "auto" else _by_name(data_format)
+    # The record that goes on, and, where rows are prefixes, the ones of it that wait to become solutions.
+    question, record = None, ""
+    prefixes: dict[tuple[str, ...], Solution] = {}
+    fraction = 0.0
+    for row in files.rows(file):
+        reading.report.rows += 1
+        try:
+            if row.data is None:
+                raise UserError(row.reason)
+            module = module or _by_content(row.data)
+            reading.report.files[file.name] = module.NAME
+            solutions = reading.parse(row, module)
+            goes_on = module is not prm800k and [solution.question for solution in solutions] == [question]
+            source = record if goes_on else f"{file.name}:{row.line}"
+            # All of a row is checked before any of it is given away.
+            trajectories = [_trajectory(solution, source) for solution in solutions]
+        except UserError as error:
+            reading.skip(file, row, str(error))
+            continue
+        if module is rest_mcts:
+            steps = trajectories[0].steps
+            if not goes_on or steps in prefixes:
+                yield from ((whole, fraction) for whole in _combine(prefixes, record))
+                prefixes, source = {}, f"{file.name}:{row.line}"
+            prefixes[steps] = solutions[0]
+        else:
+            yield from ((trajectory, row.fraction) for trajectory in trajectories)
+        fraction, record = row.fraction, source
+        question = trajectories[0].question if trajectories else None
+    yield from ((whole, fraction) for whole in _combine(prefixes, record))
+
+
+def _combine(prefixes: dict[tuple[str, ...], Solution], record: str) -> list[Trajectory]:
+    return [_trajectory(solution, record) for solution in rest_mcts.combine(list(prefixes.values()))]
+
+
+def _trajectory(solution: Solution, source: str) -> Trajectory:
+    steps, labels = tuple(solution.steps), np.array(solution.labels, np.float64)
+    return Trajectory(solution.question, steps, labels, solution.source or source, solution.id, solution.answer)
+
+
+def _by_name(name: str) -> ModuleType:
+    return next(module for module in FORMATS if name == module.NAME)
+
+
+def _by_content(row: dict[str, Any]) -> ModuleType:
+    """The format of a row.
+
+    Raises:
+      UserError: none; the message says what was found and what would have been expected.
+    """
+    for module in FORMATS:
+        if module.matches(row):
+            return module
+    found = ", ".join(row) or "none"
+    close = [module for module in FORMATS if 0 < len(set(module.FIELDS) - set(row)) < len(module.FIELDS)]
+    for module in close:
+        missing = ", ".join(name for name in module.FIELDS if name not in row)
+        if 2 * len(set(module.FIELDS) & set(row)) > len(module.FIELDS):
+            raise UserError(f"missing field {missing} of the {module.NAME} format; found: {found}")
+    known = "; ".join(f"{module.NAME} ({', '.join(module.FIELDS)})" for module in FORMATS)
+    raise UserError(f"unknown format: found the fields {found}; known: {known}")

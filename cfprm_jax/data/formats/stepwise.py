@@ -1,0 +1,42 @@
+"""The stepwise format, as on the Hugging Face hub and as `prepare` writes it.
+
+A row is {"prompt": text, "completions": [texts], "labels": [one a step]} with optional "id", "answer" and "source".
+Labels are true, false, or numbers in [0, 1]; null and -100 are unlabelled. "source" names the record that a row comes
+from, so that solutions which share prefixes stay together; without it consecutive rows of one question are a record.
+`prepare` adds "granularity", the window size at which the row's steps were merged. It is for the reader's eye: a row is
+simply a trajectory of the steps it holds, and a file may hold rows of several granularities one after another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cfprm_jax.data.formats import fields
+from cfprm_jax.data.formats.fields import ParseOptions, Solution
+
+NAME = "stepwise"
+FIELDS = ("prompt", "completions", "labels")
+
+
+def matches(row: dict[str, Any]) -> bool:
+    """Whether a row is of this format."""
+    return all(name in row for name in FIELDS)
+
+
+def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
+    """The one trajectory of a row.
+
+    Raises:
+      UserError: a field is missing or is not what the format says.
+    """
+    del options  # Nothing here is a rating or an alternative.
+    return [
+        Solution(
+            question=fields.text(row, "prompt"),
+            steps=fields.texts(row, "completions"),
+            labels=[fields.label(value) for value in fields.items(row, "labels")],
+            id=fields.optional_text(row, "id"),
+            answer=fields.optional_text(row, "answer"),
+            source=fields.optional_text(row, "source"),
+        )
+    ]

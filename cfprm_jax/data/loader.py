@@ -1,0 +1,214 @@
+"""Batches of a run: batch k is a pure function of (corpus fingerprint, options, seed, k).
+
+So the same batches come on one process and on eight, with any number of reading threads, and after any resume, whose
+whole state is the number of the next batch. Every process makes the global batch and takes the rows of its own devices
+from it; making one takes a small fraction of what a device needs for it.
+
+Reading ahead is Grain's, with threads: worker processes would tie the order of the data to their number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, PackingConfig
+from cfprm_jax.data.batching import BatchPlan, shuffled, stages
+from cfprm_jax.data.corpus import Corpus
+from cfprm_jax.data.corpus_files import GranularityReader
+from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
+from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
+
+MIXED = "mixed"
+"""Granularity of a batch under --schedule=shuffled."""
+
+# Batches that row shapes are fitted to: enough that what they miss is rare, few enough to take about a second.
+_SAMPLED_BATCHES = (64, 384)
+_SAMPLED_TRAJECTORIES = 16384
+_THREADS = 2
+_READ_AHEAD = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's data.
+
+    Attributes:
+      packed: the rows, and where the steps of trajectory i are read; the trajectories of the step, then padding.
+      granularity: of all its trajectories, or "mixed".
+      epoch, stage: which pass of which stage, from 0.
+      sources: the record of each trajectory.
+      trajectories: how many there are, without padding.
+      tokens_expanded: tokens of all trajectories, each counted whole.
+      tokens_computed: tokens in the rows, without padding: what is computed once prefixes are shared.
+    """
+
+    packed: PackedBatch
+    granularity: Granularity
+    epoch: int
+    stage: int
+    sources: tuple[str, ...]
+    trajectories: int
+    tokens_expanded: int
+    tokens_computed: int
+
+
+class Loader:
+    """The batches of a training run, by number."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        granularities: GranularityConfig,
+        packing: PackingConfig,
+        encoding: EncodingConfig,
+        seed: int,
+        row_multiple: int = 1,
+    ) -> None:
+        """Plans the run; the only batches made here are the sample that its row shapes are fitted to.
+
+        Args:
+          row_multiple: row counts are multiples of this: the number of devices that rows are sharded over. It changes
+            how a batch lies in rows, never which trajectories it holds.
+        """
+        self._corpus = corpus
+        self._packing = packing
+        self._plan = BatchPlan(corpus, granularities, packing.packing, packing.batch_size, seed)
+        self.num_steps = self._plan.num_steps
+        self.fingerprint: dict[str, Any] = {
+            **corpus.identity,
+            **dataclasses.asdict(encoding),
+            "granularities": [",".join(map(str, stage)) for stage in stages(granularities)],
+            "schedule": granularities.schedule,
+            "epochs_per_granularity": granularities.epochs_per_granularity,
+            "window_tail": granularities.window_tail,
+            "window_stride": granularities.window_stride,
+            "packing": packing.packing,
+            "row_length": packing.row_length,
+            "batch_size": packing.batch_size,
+            "seed": seed,
+        }
+        readers = [corpus[granularity] for stage in stages(granularities) for granularity in stage]
+        self._steps = max(reader.max_steps for reader in readers)
+        self.shapes = self._fit_shapes(max(reader.max_tokens for reader in readers), row_multiple)
+
+    def batch(self, step: int) -> Batch:
+        """Batch number step of the run, from 0.
+
+        Raises:
+          IndexError: the run has no such step.
+        """
+        this, members = self._plan.batch(step)
+        granularity = this.granularities[0] if len(this.granularities) == 1 else MIXED
+        readers = [(self._corpus[g], place) for g, place in members]
+        size = self._packing.batch_size
+        return _make_batch(readers, self._packing, self.shapes, size, self._steps, granularity, this.epoch, this.stage)
+
+    def iterator(self, threads: int = _THREADS, read_ahead: int = _READ_AHEAD) -> grain.DatasetIterator[Batch]:
+        """All batches in order, made ahead by threads. get_state() and set_state() hold the number of the next one.
+
+        Neither argument changes what comes out.
+        """
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=read_ahead)
+        return iter(grain.MapDataset.source(_Source(self)).to_iter_dataset(options))
+
+    def _fit_shapes(self, longest: int, row_multiple: int) -> RowShapes:
+        low, high = _SAMPLED_BATCHES
+        size = self._packing.batch_size
+        count = min(self.num_steps, max(low, min(high, _SAMPLED_TRAJECTORIES // size)))
+        steps = [index * self.num_steps // count for index in range(count)]
+        batches = ([self._corpus[g][place] for g, place in self._plan.batch(step)[1]] for step in steps)
+        forests = [forest_of(encoded, self._packing.packing) for encoded in batches]
+        return fit_shapes(forests, self._packing, longest, size, row_multiple)
+
+
+class _Source:
+    """A loader as the random access source that Grain reads."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return self._loader.num_steps
+
+    def __getitem__(self, step: int) -> Batch:
+        return self._loader.batch(int(step))
+
+
+def difference(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
+    """What keeps a run from going on, option by option; None when the data is the same.
+
+    Args:
+      saved, current: fingerprints of loaders (:attr:`Loader.fingerprint`); the first may come from JSON.
+    """
+    found = []
+    for name in [*saved, *(name for name in current if name not in saved)]:
+        before, now = saved.get(name, "nothing"), current.get(name, "nothing")
+        if before != now:
+            found.append(f"{name} was {_shown(before)} and is {_shown(now)}")
+    return "; ".join(found) or None
+
+
+def evaluation_batches(
+    corpus: Corpus, packing: PackingConfig, encoding: EncodingConfig, limit: int = 0, row_multiple: int = 1
+) -> list[Batch]:
+    """A held-out corpus in batches, at granularity 1 or the finest there is, in the order of the input.
+
+    Args:
+      limit: most trajectories; records are drawn (the same ones every time) until the next would exceed it, the first
+        being cut if it must be. 0 takes all.
+      encoding: what the corpus was encoded with.
+    """
+    reader = corpus[corpus.granularities[0]]
+    places = np.arange(len(reader))
+    if limit and limit < len(reader):
+        starts = reader.record_starts
+        drawn = shuffled(len(starts) - 1)
+        fits = np.cumsum(np.diff(starts)[drawn]) <= limit
+        records = np.sort(drawn[: max(int(fits.argmin()), 1)])
+        places = np.concatenate([np.arange(starts[r], starts[r + 1]) for r in records])[:limit]
+    size = packing.batch_size
+    groups = [places[begin : begin + size].tolist() for begin in range(0, len(places), size)]
+    if not groups:
+        return []
+    forests = [forest_of([reader[place] for place in group], packing.packing) for group in groups]
+    longest = min(reader.max_tokens, encoding.max_length)
+    shapes = fit_shapes(forests, packing, longest, size, row_multiple)
+    return [
+        _make_batch([(reader, p) for p in group], packing, shapes, size, reader.max_steps, reader.granularity, 0, 0)
+        for group in groups
+    ]
+
+
+def _make_batch(
+    members: Sequence[tuple[GranularityReader, int]],
+    packing: PackingConfig,
+    shapes: RowShapes,
+    trajectories: int,
+    steps: int,
+    granularity: Granularity,
+    epoch: int,
+    stage: int,
+) -> Batch:
+    encoded = [reader[place] for reader, place in members]
+    packed = pack(encoded, packing.packing, shapes, trajectories, steps)
+    return Batch(
+        packed=packed,
+        granularity=granularity,
+        epoch=epoch,
+        stage=stage,
+        sources=tuple(reader.source(place) for reader, place in members),
+        trajectories=len(members),
+        tokens_expanded=sum(len(solution.tokens) for solution in encoded),
+        tokens_computed=tokens_placed(packed),
+    )
+
+
+def _shown(value: Any) -> str:
+    # The first digits tell two hashes apart.
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:16]}..."

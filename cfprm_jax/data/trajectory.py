@@ -1,0 +1,74 @@
+"""A labelled solution: the one thing that readers give and everything after them takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from cfprm_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A question, the steps of one solution and a label for each step.
+
+    Attributes:
+      question: text of the problem.
+      steps: texts of the steps, at least one.
+      labels: float32 [steps], read-only; in [0, 1] (1 is right, values between are soft), NaN where unlabelled. Given
+        as any sequence of numbers, None standing for unlabelled; the range is checked before rounding to float32.
+      source: the record it comes from, "file:line". Consecutive trajectories of equal source are one record: they
+        answer the same question and may share prefixes.
+      id: the publisher's name for the row, if it has one.
+      answer: the reference answer, if known.
+
+    Raises:
+      UserError: no step, another number of labels than of steps, or a label outside [0, 1].
+    """
+
+    question: str
+    steps: tuple[str, ...]
+    labels: Float[np.ndarray, " steps"]
+    source: str
+    id: str | None = None
+    answer: str | None = None
+
+    def __post_init__(self) -> None:
+        steps = tuple(self.steps)
+        if not steps:
+            raise UserError("row without steps")
+        if len(steps) != len(self.labels):
+            raise UserError(f"row with {count(steps, 'step')} and {count(self.labels, 'label')}")
+        object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "labels", _labels(self.labels))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal content, an unlabelled step being equal to an unlabelled step."""
+        if not isinstance(other, Trajectory):
+            return NotImplemented
+        names = [field.name for field in dataclasses.fields(self) if field.name != "labels"]
+        same = all(getattr(self, name) == getattr(other, name) for name in names)
+        return same and np.array_equal(self.labels, other.labels, equal_nan=True)
+
+    def __hash__(self) -> int:
+        return hash((self.question, self.steps, self.source))
+
+
+def count(items: Sequence[Any] | np.ndarray, noun: str) -> str:
+    """How many items of what, for a message: "1 step", "3 steps"."""
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
+
+def _labels(labels: Any) -> Float[np.ndarray, " steps"]:
+    """Check labels in their own precision and freeze them as float32."""
+    exact = np.asarray(labels, dtype=np.float64)
+    outside = exact[~(np.isnan(exact) | ((exact >= 0.0) & (exact <= 1.0)))]
+    if outside.size:
+        raise UserError(f"label {outside[0]:g} is outside [0, 1]")
+    frozen = exact.astype(np.float32)
+    frozen.flags.writeable = False
+    return frozen

@@ -1,0 +1,106 @@
+"""Algorithm 1 of the paper: adjacent steps merged into windows that take the label of their last step.
+
+At granularity C the steps 1..T are cut into [1..C], [C+1..2C], ...; the last window may be shorter. The text of a
+window is its steps joined by the step separator, so the text of the whole solution never changes. Granularity "whole"
+is one window over all steps, labelled like the last one: alone, that is outcome reward modelling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from cfprm_jax.config import Granularity
+from cfprm_jax.data.trajectory import Trajectory
+from cfprm_jax.errors import UserError
+
+SEPARATOR = "\n\n"
+
+
+def merge(
+    trajectory: Trajectory, granularity: Granularity, tail: str = "keep", separator: str = SEPARATOR
+) -> Trajectory:
+    """The trajectory at one granularity, in windows that do not overlap.
+
+    Args:
+      trajectory: the solution in single steps.
+      granularity: steps a window, or "whole".
+      tail: what becomes of a last window shorter than the others: "keep" or "drop".
+      separator: text put between the steps of one window.
+
+    Returns:
+      A Trajectory whose steps are the windows; everything else is kept. Granularity 1 changes nothing.
+
+    Raises:
+      UserError: tail="drop" leaves no window.
+    """
+    size = _size(trajectory, granularity)
+    ends = _ends(len(trajectory.steps), size, 0, tail if granularity != "whole" else "keep")
+    if not ends:
+        steps = len(trajectory.steps)
+        raise UserError(f"{trajectory.source}: a solution of {steps} steps has no whole window of {granularity}")
+    return _cut(trajectory, ends, 0, separator)
+
+
+def samples(
+    trajectory: Trajectory,
+    granularity: Granularity,
+    tail: str = "keep",
+    stride: str = "window",
+    separator: str = SEPARATOR,
+) -> list[Trajectory]:
+    """What one trajectory gives to train on at one granularity.
+
+    stride="window" gives the one sample of :func:`merge`. stride="1" gives the shifted segmentations: offsets 0 to
+    C - 1, where the first `offset` steps are a leading window that is unlabelled because it is shorter than C. A
+    segmentation that is all leading window (an offset of T or more) or whose other windows tail="drop" takes has no
+    label and is left out.
+
+    Returns:
+      Nothing for a one-step solution at an int granularity above 1, which would only repeat granularity 1.
+    """
+    if stride not in ("window", "1"):
+        raise UserError(f"window stride {stride!r} is neither 'window' nor '1'")
+    steps = len(trajectory.steps)
+    if steps == 1 and granularity not in (1, "whole"):
+        return []
+    if granularity == "whole":
+        return [merge(trajectory, granularity, tail, separator)]
+    size = _size(trajectory, granularity)
+    offsets = range(min(size, steps)) if stride == "1" else range(1)
+    cuts = [(_ends(steps, size, offset, tail), offset) for offset in offsets]
+    return [_cut(trajectory, ends, offset, separator) for ends, offset in cuts if ends]
+
+
+def _size(trajectory: Trajectory, granularity: Granularity) -> int:
+    """Steps in a window."""
+    if granularity == "whole":
+        return len(trajectory.steps)
+    if isinstance(granularity, int) and granularity >= 1:
+        return granularity
+    raise UserError(f"granularity {granularity!r} is neither a positive whole number nor 'whole'")
+
+
+def _ends(steps: int, size: int, offset: int, tail: str) -> list[int]:
+    """One past the last step of each labelled window, when the first window begins after `offset` steps."""
+    if tail not in ("keep", "drop"):
+        raise UserError(f"window tail {tail!r} is neither 'keep' nor 'drop'")
+    ends = list(range(offset + size, steps + 1, size))
+    if tail == "keep" and (not ends or ends[-1] < steps):
+        ends.append(steps)
+    return ends
+
+
+def _cut(trajectory: Trajectory, ends: Sequence[int], offset: int, separator: str) -> Trajectory:
+    """Windows that end at `ends`, after an unlabelled leading window of `offset` steps."""
+    if not offset and len(ends) == len(trajectory.steps):
+        return trajectory
+    labels = trajectory.labels[np.array(ends) - 1]
+    starts = [offset, *ends[:-1]]
+    windows = [separator.join(trajectory.steps[start:end]) for start, end in zip(starts, ends, strict=True)]
+    if offset:
+        labels = np.append(np.float32(np.nan), labels)
+        windows.insert(0, separator.join(trajectory.steps[:offset]))
+    return dataclasses.replace(trajectory, steps=tuple(windows), labels=labels)

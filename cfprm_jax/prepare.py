@@ -1,0 +1,330 @@
+"""`prepare`: corpora of any format to stepwise JSON lines at the granularities wanted, with a report of the contents.
+
+    python -m cfprm_jax.prepare --input=phase1_train.jsonl --c_max=2 --output=train.jsonl.gz --tokenizer=qwen2.5
+
+One pass over the input a granularity, and one record in memory at a time. The output takes its name only when it is
+complete. Beside it come `NAME.report.json` (or --report), `NAME.flags`, which --flagfile takes, and, where
+--max_bad_rows allows any, `NAME.bad_rows.jsonl`, NAME being that of the output without its suffixes.
+
+The output's rows are merged: each is a solution at the granularity that its "granularity" names, whose "completions"
+are windows. Read back, a row is simply a trajectory of those steps, equal to what merging here gave. A file of several
+granularities holds them one after another, in the order named; whoever reads it takes all its rows as they are.
+Training merges by itself: for a coarse-to-fine run give it the corpus, or what this writes at granularity 1.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import gzip
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from cfprm_jax import flags
+from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig, option
+from cfprm_jax.data import formats
+from cfprm_jax.data.corpus_report import LabelCounts, TokenCounts, unlimited
+from cfprm_jax.data.formats import ReadReport
+from cfprm_jax.data.questions import normalise, read_questions
+from cfprm_jax.data.trajectory import Trajectory
+from cfprm_jax.data.windows import samples
+from cfprm_jax.errors import UserError
+
+_ONE_STEP = "one step only: no coarse sample"
+_NO_WINDOW = "no whole window (--window_tail=drop)"
+
+
+@dataclasses.dataclass(frozen=True)
+class FilesConfig:
+    """What is read and written."""
+
+    input: tuple[str, ...] = option((), "Corpora: files or glob patterns.", kind="list")
+    output: str = option("", "Stepwise JSON lines to write; compressed where the name ends in .gz.")
+    report: str = option("", "JSON report to write; by default beside the output.")
+    exclude_questions: tuple[str, ...] = option(
+        (), "Test sets (rows with problem or question) whose questions are left out.", kind="list"
+    )
+    tokenizer: str = option("", "Directory of a tokenizer, for statistics of tokens; none are made without.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareConfig:
+    """Read labelled corpora, merge steps into windows, write stepwise JSON lines and a report.
+
+    --input and --output are needed. Of the granularity flags, --epochs_per_granularity and --schedule say how training
+    takes the data and must stay at their defaults here.
+    """
+
+    files: FilesConfig = dataclasses.field(default_factory=FilesConfig)
+    read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
+    windows: GranularityConfig = dataclasses.field(default_factory=GranularityConfig)
+    encoding: EncodingConfig = dataclasses.field(default_factory=EncodingConfig)
+
+
+@dataclasses.dataclass
+class _Exclusion:
+    """Test questions that are looked for, and what has been found of them."""
+
+    questions: frozenset[str]
+    found: set[str] = dataclasses.field(default_factory=set)
+    trajectories: int = 0
+    _last: tuple[str, str] = ("", "")
+
+    def takes(self, trajectory: Trajectory) -> bool:
+        """Whether a trajectory's question is a test question; if so it is counted."""
+        if not self.questions:
+            return False
+        if trajectory.question != self._last[0]:
+            self._last = (trajectory.question, normalise(trajectory.question))
+        if self._last[1] not in self.questions:
+            return False
+        self.found.add(self._last[1])
+        self.trajectories += 1
+        return True
+
+
+@dataclasses.dataclass
+class _Pass:
+    """What one reading of the input, for one granularity, has come across and written."""
+
+    granularity: Granularity
+    exclusion: _Exclusion
+    tokens: TokenCounts | None
+    reading: ReadReport = dataclasses.field(default_factory=ReadReport)
+    read: LabelCounts = dataclasses.field(default_factory=LabelCounts)
+    written: LabelCounts = dataclasses.field(default_factory=LabelCounts)
+    skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    def run(self, config: PrepareConfig, stream: BinaryIO) -> None:
+        """Write the whole input at this granularity."""
+        windows, separator = config.windows, config.encoding.separator
+        progress = _Progress(f"granularity {self.granularity}")
+        for trajectory in formats.read(config.files.input, **dataclasses.asdict(config.read), report=self.reading):
+            self.read.add(trajectory)
+            progress.show(self.reading)
+            if self.exclusion.takes(trajectory):
+                continue
+            merged = samples(trajectory, self.granularity, windows.window_tail, windows.window_stride, separator)
+            if not merged:
+                self.skipped[_ONE_STEP if len(trajectory.steps) == 1 else _NO_WINDOW] += 1
+            for sample in merged:
+                self.written.add(sample)
+                if self.tokens is not None:
+                    self.tokens.add(sample)
+                stream.write(_row(sample, self.granularity))
+        progress.end(self.reading)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON report."""
+        tokens = self.tokens.as_dict() if self.tokens is not None else None
+        return {**self.written.as_dict(), "skipped": dict(self.skipped), "tokens": tokens}
+
+
+def main(config: PrepareConfig) -> int:
+    """Run the command. See the module's docstring.
+
+    Raises:
+      UserError: bad flags or bad input; nothing is left under the output's name then.
+    """
+    started = time.monotonic()
+    _check(config)
+    files, output = config.files, pathlib.Path(config.files.output)
+    questions = read_questions(files.exclude_questions) if files.exclude_questions else frozenset()
+    _announce(config, len(questions))
+    encoder = _encoder(config)
+    passes = [
+        _Pass(granularity, _Exclusion(questions), TokenCounts(encoder, config.encoding.max_length) if encoder else None)
+        for granularity in config.windows.stages
+    ]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with _written(output) as stream:
+        for one in passes:
+            one.run(config, stream)
+    base = output.with_name(output.name.removesuffix(".gz").removesuffix(".jsonl"))
+    report, report_path = _report(config, passes), pathlib.Path(files.report or f"{base}.report.json")
+    report_path.parent.mkdir(parents=True, exist_ok=True)
+    report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    pathlib.Path(f"{base}.flags").write_text("\n".join(flags.as_flags(config)) + "\n", encoding="utf-8")
+    print(_summary(report))
+    if config.read.max_bad_rows:
+        formats.write_bad_rows(f"{base}.bad_rows.jsonl", passes[0].reading.bad_rows)
+        print(f"malformed rows are listed in {base}.bad_rows.jsonl")
+    print(f"wrote {output} and {report_path} in {time.monotonic() - started:.1f} s")
+    return 0
+
+
+def _report(config: PrepareConfig, passes: list[_Pass]) -> dict[str, Any]:
+    """The JSON report. Every pass reads the same; what came in is taken from the first."""
+    first = passes[0]
+    return {
+        "config": flags.as_dict(config),
+        "files": first.reading.files,
+        "rows": first.reading.rows,
+        **first.read.as_dict(),
+        "bad_rows": [dataclasses.asdict(bad) for bad in first.reading.bad_rows],
+        "left_out": dict(first.reading.left_out),
+        "excluded": {
+            "test_questions": len(first.exclusion.questions),
+            "questions": len(first.exclusion.found),
+            "trajectories": first.exclusion.trajectories,
+        },
+        "granularities": {str(one.granularity): one.as_dict() for one in passes},
+        "written": sum(one.written.trajectories for one in passes),
+    }
+
+
+def _check(config: PrepareConfig) -> None:
+    """Refuse flags that make no sense before anything is read."""
+    if not config.files.input:
+        raise UserError("--input: name the corpora to read")
+    if not config.files.output:
+        raise UserError("--output: name the file to write")
+    output = pathlib.Path(config.files.output)
+    if output.suffix == ".parquet" or output.is_dir():
+        raise UserError(f"--output={output}: the output is a file of JSON lines, NAME.jsonl or NAME.jsonl.gz")
+    if any(file.path.resolve() == output.resolve() for file in formats.expand(config.files.input)):
+        raise UserError(f"--output={output} is also an input")
+    for name in ("epochs_per_granularity", "schedule"):
+        if getattr(config.windows, name) != getattr(GranularityConfig(), name):
+            raise UserError(f"--{name} is for train: prepare writes each granularity once, in the order given")
+
+
+def _encoder(config: PrepareConfig) -> Any:
+    """The encoder of the token statistics, or None."""
+    if not config.files.tokenizer:
+        return None
+    # Loading Transformers takes seconds, which a run without token statistics need not spend.
+    from cfprm_jax.data.encoding import Encoder, load_tokenizer
+
+    return Encoder(load_tokenizer(config.files.tokenizer, config.encoding.marker), unlimited(config.encoding))
+
+
+def _row(trajectory: Trajectory, granularity: Granularity) -> bytes:
+    """One line of the stepwise format."""
+    row: dict[str, Any] = {
+        "prompt": trajectory.question,
+        "completions": trajectory.steps,
+        "labels": [_number(label) for label in trajectory.labels],
+        "granularity": granularity,
+        "source": trajectory.source,
+    }
+    optional = {"id": trajectory.id, "answer": trajectory.answer}
+    row.update({name: value for name, value in optional.items() if value is not None})
+    return json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n"
+
+
+def _number(label: np.float32) -> float | None:
+    """The shortest decimal that is this float32, so that 0.7 is written as 0.7 and reads back to the bit."""
+    if np.isnan(label):
+        return None
+    return float(label) if label in (0, 1) else float(str(label))
+
+
+@contextlib.contextmanager
+def _written(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """A stream to a temporary file that becomes path at the end, or nothing if that is not reached."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as raw, contextlib.ExitStack() as stack:
+            stream: BinaryIO = raw
+            if path.suffix == ".gz":
+                # No name and no time inside: the same input gives the same bytes.
+                packed = gzip.GzipFile(filename="", mode="wb", compresslevel=5, fileobj=raw, mtime=0)
+                stream = cast(BinaryIO, stack.enter_context(packed))
+            yield stream
+        os.replace(partial, path)  # noqa: PTH105
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class _Progress:
+    """A line that renews itself on a terminal, a line every ten seconds elsewhere; on stderr."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._terminal = sys.stderr.isatty()
+        self._started = self._shown = time.monotonic()
+
+    def show(self, reading: ReadReport) -> None:
+        """Show how far the reading is, if it is time to."""
+        now = time.monotonic()
+        if now - self._shown >= (0.2 if self._terminal else 10.0):
+            self._shown = now
+            elapsed = now - self._started
+            left = elapsed * (1 - reading.fraction) / reading.fraction if reading.fraction else float("nan")
+            self._print(f"{self._line(reading, elapsed)}, {left:.0f} s left", end="" if self._terminal else "\n")
+
+    def end(self, reading: ReadReport) -> None:
+        """Show that all has been read."""
+        self._print(self._line(reading, time.monotonic() - self._started), end="\n")
+
+    def _line(self, reading: ReadReport, elapsed: float) -> str:
+        rate = reading.trajectories / max(elapsed, 1e-9)
+        return f"{self._name}: {reading.fraction:4.0%}, {reading.trajectories:,} trajectories, {rate:,.0f}/s"
+
+    def _print(self, line: str, end: str) -> None:
+        print(f"\r\x1b[K{line}" if self._terminal else line, end=end, file=sys.stderr, flush=True)
+
+
+def _announce(config: PrepareConfig, test_questions: int) -> None:
+    """Say what will be done."""
+    inputs = formats.expand(config.files.input)
+    size = sum(file.size for file in inputs) / 1e6
+    read, windows = config.read, config.windows
+    alternatives = "with alternatives" if read.alternatives else "without alternatives"
+    print(f"prepare: {', '.join(file.name for file in inputs)} ({size:.1f} MB) -> {config.files.output}")
+    print(f"  format {read.data_format}, neutral ratings {read.neutral}, {alternatives}, ", end="")
+    print(f"at most {read.max_bad_rows} malformed rows")
+    print(f"  granularities {', '.join(map(str, windows.stages))}; ", end="")
+    print(f"window tail {windows.window_tail}, stride {windows.window_stride}")
+    print(f"  token statistics: {config.files.tokenizer or 'none (give --tokenizer)'}", flush=True)
+    if config.files.exclude_questions:
+        names = ", ".join(config.files.exclude_questions)
+        print(f"  without the {test_questions:,} questions of {names}", flush=True)
+
+
+def _summary(report: dict[str, Any]) -> str:
+    """The report in some lines of text."""
+    lines = [
+        f"read {report['rows']:,} rows: {report['trajectories']:,} trajectories, {report['steps']:,} steps; "
+        f"{len(report['bad_rows']):,} malformed rows skipped",
+        *(f"  left out by rule: {count:,} {reason}" for reason, count in report["left_out"].items()),
+    ]
+    excluded = report["excluded"]
+    if excluded["test_questions"]:
+        found = f"{excluded['questions']:,} questions, {excluded['trajectories']:,} trajectories"
+        lines.append(f"  excluded as test questions: {found}")
+    if not report["written"]:
+        lines.append("  nothing is left to write: the output is empty")
+    lines.append("".join(f"{name:>13}" for name in ("granularity", "trajectories", "steps", *report["labels"])))
+    for name, entry in report["granularities"].items():
+        counts = [entry["trajectories"], entry["steps"], *entry["labels"].values()]
+        lines.append(f"{name:>13}" + "".join(f"{count:>13,}" for count in counts))
+        lines += [f"{'':>13}  skipped: {count:,}, {reason}" for reason, count in entry["skipped"].items()]
+        lines += [f"{'':>13}  {line}" for line in _token_lines(entry["tokens"])] if entry["tokens"] else []
+    return "\n".join(lines)
+
+
+def _token_lines(tokens: dict[str, Any]) -> list[str]:
+    lengths = tokens["lengths"]
+    return [
+        f"tokens: median {lengths['50']:,}, 95 % {lengths['95']:,}, longest {lengths['100']:,}; "
+        f"{tokens['truncated']:,} over {tokens['max_length']:,}, {tokens['windows_cut']:,} windows cut",
+        *(f"training will skip {count:,}: {reason}" for reason, count in tokens["skipped"].items() if count),
+        f"{tokens['expanded']:,} tokens, {tokens['distinct']:,} distinct as prefixes: "
+        f"{tokens['redundant_prefix_share']:.1%} redundant",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(PrepareConfig, main))
