@@ -1,0 +1,82 @@
+"""python -m cfprm_jax.export: a trained PRM as a Hugging Face directory that transformers loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+import time
+
+from cfprm_jax import flags
+from cfprm_jax.config import option
+from cfprm_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """What to export, and as what."""
+
+    checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
+    format: str = option(
+        "token_classification",
+        "token_classification: Qwen2ForTokenClassification with two labels; softmax(logits)[1] is the step score.",
+        choices=("token_classification",),
+    )
+    output_dir: str = option("", "Directory to write; it must be empty or not there.")
+    dtype: str = option("bfloat16", "Type of the weights written.", choices=("bfloat16", "float32"))
+
+
+class _Progress:
+    """Bytes written, with rate and time left: one line that is rewritten on a terminal, a line each tenth elsewhere."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.terminal = sys.stderr.isatty()
+        self.shown = 0.0 if self.terminal else 0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        rate = done / max(now - self.start, 1e-9)
+        line = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e9:.2f} GB/s, {(total - done) / rate:.0f} s left"
+        if self.terminal:
+            if now - self.shown > 0.1 or done == total:
+                self.shown = now
+                print(f"\r\x1b[K{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif 10 * done // total > self.shown:
+            self.shown = 10 * done // total
+            print(line, file=sys.stderr, flush=True)
+
+
+def main(config: ExportConfig) -> None:
+    """Load the newest state of config.checkpoint and write it to config.output_dir."""
+    for name in ("checkpoint", "output_dir"):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is required")
+    from cfprm_jax.models.hf_export import check_export, check_output_dir, export
+    from cfprm_jax.training.checkpoint import load_for_inference
+
+    output_dir = pathlib.Path(config.output_dir)
+    check_output_dir(output_dir)
+    print(f"export: {config.checkpoint} -> {output_dir} as {config.format} in {config.dtype}", flush=True)
+    # The checkpoint's own float32, so that the type that is asked for is rounded to once.
+    loaded = load_for_inference(config.checkpoint, dtype="float32")
+    check_export(output_dir, loaded.config, config.format, config.dtype)
+    report = export(
+        output_dir,
+        loaded.params,
+        loaded.config,
+        loaded.tokenizer,
+        loaded.encoding,
+        config.format,
+        config.dtype,
+        progress=_Progress(),
+    )
+    (output_dir / "export.flags").write_text("\n".join(flags.as_flags(config)) + "\n")
+    print(
+        f"wrote {output_dir}: {report.parameters:,} parameters, {report.stored_bytes / 1e9:.2f} GB "
+        f"in {len(report.files)} file(s) of weights"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(ExportConfig, main))

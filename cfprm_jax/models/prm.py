@@ -1,0 +1,51 @@
+"""The process reward model: a Qwen2 backbone, a reward head, and the one forward pass that training and scoring use."""
+
+from __future__ import annotations
+
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.parameters import Params
+from cfprm_jax.models.qwen2 import Constrain, Qwen2, unconstrained
+from cfprm_jax.models.reward_head import RewardHead
+
+
+class PRM(nnx.Module):
+    """A process reward model over given parameters (see :mod:`cfprm_jax.models.parameters`)."""
+
+    def __init__(self, config: PRMConfig, params: Params):
+        self.backbone = Qwen2(config, params["backbone"])
+        self.head = RewardHead(config, params["head"])
+
+    def __call__(
+        self,
+        tokens: Int[Array, "rows length"],
+        positions: Int[Array, "rows length"],
+        subtree_end: Int[Array, "rows length"],
+        constrain: Constrain = unconstrained,
+    ) -> Float[Array, "rows length"]:
+        """The head's output z at every token, float32."""
+        return self.head(self.backbone(tokens, positions, subtree_end, constrain))
+
+
+def apply(
+    config: PRMConfig,
+    params: Params,
+    tokens: Int[Array, "rows length"],
+    positions: Int[Array, "rows length"],
+    subtree_end: Int[Array, "rows length"],
+    constrain: Constrain = unconstrained,
+) -> Float[Array, "rows length"]:
+    """The head's output z at every token of packed rows, float32; a pure function of its arguments.
+
+    A step's logit is z at its marker. config and constrain are static under jax.jit.
+
+    Args:
+      params: nested dict of the structure of param_specs(config); float32 or bfloat16, computed in config.dtype.
+      tokens: ids below vocab_size; padding has any.
+      positions: depth of each token in its tree, the rotary position.
+      subtree_end: token i sees token j iff j <= i < subtree_end[j]; i + 1 for padding.
+      constrain: sharding constraints of activations by logical axes (see Constrain); none by default.
+    """
+    return PRM(config, params)(tokens, positions, subtree_end, constrain)

@@ -1,0 +1,258 @@
+"""Safetensors files: what a directory of them holds, read from headers alone; rows of a tensor; a streaming writer.
+
+Layout (https://github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header, a
+JSON object of name -> {dtype, shape, data_offsets}; then the data. Reading goes through one buffer of a few MiB and no
+memory map, so that what is read never adds to resident memory; writing takes one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cfprm_jax.errors import UserError
+
+DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+}
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_CHUNK_BYTES = 8 << 20
+# The limit of the reference implementation; a larger length is noise read as a header.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is: its file, dtype as the header writes it ("BF16"), shape, and offset of its first byte."""
+
+    name: str
+    file: pathlib.Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Rows start..stop of axis 0 in pieces of a few MiB: (index of its first row, the rows)."""
+        dtype = DTYPES[self.dtype]
+        row_bytes = dtype.itemsize * math.prod(self.shape[1:])
+        rows_each = max(1, _CHUNK_BYTES // row_bytes)
+        buffer = bytearray(min(rows_each, stop - start) * row_bytes)
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.offset + start * row_bytes)
+            for first in range(start, stop, rows_each):
+                rows = min(rows_each, stop - first)
+                _read_exactly(file, memoryview(buffer)[: rows * row_bytes], self.file)
+                yield (
+                    first,
+                    np.frombuffer(buffer, dtype, rows * math.prod(self.shape[1:])).reshape(rows, *self.shape[1:]),
+                )
+
+    def read(self) -> np.ndarray:
+        """The whole tensor, in its stored dtype."""
+        return np.concatenate([rows.copy() for _, rows in self.chunks(0, self.shape[0])])
+
+
+def _read_exactly(file: io.FileIO, view: memoryview, path: pathlib.Path) -> None:
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise UserError(f"{path}: ended while being read; it has become shorter since its header was checked")
+        done += count
+
+
+def read_header(path: pathlib.Path) -> list[StoredTensor]:
+    """The tensors that a file says it holds.
+
+    Raises:
+      UserError: the file is truncated or is no safetensors file; the message says which, with the sizes.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8:
+            raise UserError(f"{path}: truncated: {size} bytes, less than the 8 that every safetensors file begins with")
+        if length > _MAX_HEADER_BYTES:
+            raise UserError(f"{path}: not a safetensors file: its first 8 bytes give a header of {length} bytes")
+        if 8 + length > size:
+            raise UserError(f"{path}: truncated: {size} bytes, but the header alone ends at byte {8 + length}")
+        try:
+            header = json.loads(file.read(length))
+            entries = [
+                (name, entry["dtype"], tuple(entry["shape"]), entry["data_offsets"])
+                for name, entry in header.items()
+                if name != "__metadata__"
+            ]
+            end = 8 + length + max((offsets[1] for *_, offsets in entries), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise UserError(f"{path}: not a safetensors file: its header is not the expected JSON ({error})") from error
+    if size < end:
+        raise UserError(f"{path}: truncated: {size} bytes, but its header describes {end}")
+    if size > end:
+        raise UserError(f"{path}: damaged: {size} bytes, but its header describes {end}")
+    tensors = [StoredTensor(name, path, dtype, shape, 8 + length + begin) for name, dtype, shape, (begin, _) in entries]
+    for tensor, (*_, (begin, stop)) in zip(tensors, entries, strict=True):
+        itemsize = DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else None
+        if itemsize is not None and math.prod(tensor.shape) * itemsize != stop - begin:
+            raise UserError(f"{path}: damaged: {tensor.name} has {stop - begin} bytes for shape {list(tensor.shape)}")
+    return tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """What the headers of a directory say.
+
+    Attributes:
+      tensors: every tensor of every readable file; a name twice if two shards hold it.
+      problems: what is wrong with files and index, a line each.
+      unreadable: whether some file could not be read, so that tensors may be absent from the list for that reason;
+      lost: the names that the index puts in such a file (all that is known of them).
+    """
+
+    tensors: tuple[StoredTensor, ...]
+    problems: tuple[str, ...] = ()
+    unreadable: bool = False
+    lost: frozenset[str] = frozenset()
+
+
+def list_directory(directory: pathlib.Path) -> Listing:
+    """The tensors of model.safetensors, or of the shards that model.safetensors.index.json names; reads headers only.
+
+    Raises:
+      UserError: the directory holds neither, or both, or the index is not readable.
+    """
+    single, index = directory / SINGLE, directory / INDEX
+    if single.is_file() and index.is_file():
+        raise UserError(f"{directory}: holds both {SINGLE} and {INDEX}; which of them counts is unclear: remove one")
+    if single.is_file():
+        try:
+            return Listing(tuple(read_header(single)))
+        except UserError as error:
+            return Listing((), (str(error),), unreadable=True)
+    if index.is_file():
+        return _list_shards(directory, index)
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory")
+    if any(directory.glob("*.safetensors")):
+        raise UserError(f"{directory}: holds safetensors shards but no {INDEX} to say what belongs together")
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in directory.glob(pattern))
+    found = f"; found {', '.join(others)}, which is not read" if others else ""
+    raise UserError(f"{directory}: expected {SINGLE} or {INDEX}{found}")
+
+
+def _list_shards(directory: pathlib.Path, index: pathlib.Path) -> Listing:
+    try:
+        weight_map: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index}: not an index of shards: expected an object with a weight_map ({error})") from error
+    tensors: list[StoredTensor] = []
+    problems: list[str] = []
+    broken: set[str] = set()
+    for shard in sorted(set(weight_map.values())):
+        path = directory / shard
+        try:
+            if not path.is_file():
+                named = sum(file == shard for file in weight_map.values())
+                raise UserError(f"{path}: missing shard: {index.name} puts {named} tensors in it")
+            tensors += read_header(path)
+        except UserError as error:
+            problems.append(str(error))
+            broken.add(shard)
+    where: dict[str, list[str]] = {}
+    for tensor in tensors:
+        where.setdefault(tensor.name, []).append(tensor.file.name)
+    for name, shard in weight_map.items():
+        if shard not in broken and shard not in where.get(name, []):
+            actual = f"it is in {', '.join(where[name])}" if name in where else "no shard holds it"
+            problems.append(f"{index}: wrong index: puts {name} in {shard}, but {actual}")
+    for name, files in where.items():
+        if name not in weight_map:
+            problems.append(f"{index}: wrong index: does not name {name}, which {', '.join(files)} holds")
+    lost = frozenset(name for name, shard in weight_map.items() if shard in broken)
+    return Listing(tuple(tensors), tuple(problems), unreadable=bool(broken), lost=lost)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor to be written: its description, and what gives its values when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    fetch: Callable[[], np.ndarray]
+
+
+def write_shards(
+    directory: pathlib.Path,
+    tensors: Sequence[PlannedTensor],
+    dtype: str,
+    max_shard_bytes: int,
+    written: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Write tensors, all of one dtype ("BF16"), in their order into as few shards as fit, with an index if several.
+
+    Each tensor is fetched, written and dropped before the next one. A tensor larger than max_shard_bytes has a shard
+    of its own.
+
+    Args:
+      written: told the number of bytes after each tensor.
+
+    Returns: the names of the files of weights.
+    """
+    itemsize = DTYPES[dtype].itemsize
+    shards: list[list[PlannedTensor]] = [[]]
+    room = max_shard_bytes
+    for tensor in tensors:
+        size = math.prod(tensor.shape) * itemsize
+        if size > room and shards[-1]:
+            shards.append([])
+            room = max_shard_bytes
+        shards[-1].append(tensor)
+        room -= size
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    if len(shards) == 1:
+        names = [SINGLE]
+    for name, shard in zip(names, shards, strict=True):
+        _write_file(directory / name, shard, dtype, written)
+    if len(shards) > 1:
+        weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        total = sum(math.prod(tensor.shape) for tensor in tensors) * itemsize
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return names
+
+
+def _write_file(
+    path: pathlib.Path, tensors: Sequence[PlannedTensor], dtype: str, written: Callable[[int], None] | None
+) -> None:
+    itemsize = DTYPES[dtype].itemsize
+    header: dict[str, Mapping[str, Any]] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + math.prod(tensor.shape) * itemsize
+        header[tensor.name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # Tensors then begin at a multiple of 8, as readers that map the file expect.
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors:
+            values = np.ascontiguousarray(tensor.fetch())
+            if values.shape != tensor.shape or values.dtype != DTYPES[dtype]:
+                raise ValueError(f"{tensor.name}: {values.dtype} {values.shape}, planned {dtype} {tensor.shape}")
+            file.write(values.reshape(-1).view(np.uint8).data)
+            if written is not None:
+                written(values.nbytes)
+        file.flush()
+        os.fsync(file.fileno())
