@@ -149,7 +149,12 @@ class PackingConfig:
     packing: str = option(
         "tree", "tree shares common prefixes, sequence packs without sharing, none pads one a row.", choices=PACKINGS
     )
-    row_length: int = option(0, "Tokens a row; 0 takes --max_length rounded up to a multiple of 128.", lower=0)
+    row_length: int = option(
+        0,
+        "Tokens a row. 0 fits a small set of lengths, multiples of 128, to the corpus: for trees up to three times the "
+        "longest solution, which suits wide models; narrow ones, where attention costs most, want shorter rows.",
+        lower=0,
+    )
     batch_size: int = option(32, "Trajectories an optimizer step, over all devices.", lower=1)
 
     def length(self, max_length: int) -> int:
@@ -164,7 +169,15 @@ class PackingConfig:
 class ModelConfig:
     """Which network, and how it computes."""
 
-    model: str = option("", "Hugging Face directory of the backbone or of a PRM to go on from.")
+    model: str = option(
+        "synthetic",
+        "Hugging Face directory of the backbone or of a PRM to go on from; synthetic is a small network made here.",
+    )
+    init: str = option(
+        "pretrained",
+        "Where the weights come from: the directory's safetensors files, or a random initialisation by --seed.",
+        choices=("pretrained", "random"),
+    )
     head: str = option("linear", "Reward head: Linear, or Linear-ReLU-Linear.", choices=("linear", "mlp"))
     dtype: str = option("bfloat16", "Type of activations and matrix products.", choices=("bfloat16", "float32"))
     attention: str = option("auto", "Attention kernel.", choices=("auto", "xla"))
@@ -180,7 +193,9 @@ class OptimizerConfig:
     learning_rate: float = option(2e-6, "Peak learning rate.", lower=0.0)
     warmup_fraction: float = option(0.03, "Share of the steps in which the rate rises linearly from 0.", lower=0.0, upper=1.0)
     decay: str = option("cosine", "Shape of the decay after the warm-up.", choices=("cosine", "linear", "constant"))
-    final_rate_fraction: float = option(0.0, "Last learning rate as a share of the peak.", lower=0.0, upper=1.0)
+    final_rate_fraction: float = option(
+        0.0, "Learning rate that the decay reaches at the end of the run, as a share of the peak.", lower=0.0, upper=1.0
+    )
     adam_b1: float = option(0.9, "AdamW's beta 1.", lower=0.0, upper=1.0)
     adam_b2: float = option(0.999, "AdamW's beta 2.", lower=0.0, upper=1.0)
     adam_eps: float = option(1e-8, "AdamW's epsilon.", lower=0.0)
@@ -213,10 +228,18 @@ class RunConfig:
     resume: bool = option(False, "Go on with the run that --output_dir holds.")
     seed: int = option(0, "Seed of the order of the data and of the head's initialisation.", lower=0)
     max_steps: int = option(0, "Stop after so many optimizer steps; 0 trains to the end of the data.", lower=0)
-    log_every: int = option(10, "Optimizer steps between log lines.", lower=1)
+    log_every: int = option(
+        10, "Optimizer steps between printed lines and TensorBoard points; metrics.jsonl has every step.", lower=1
+    )
     eval_every: int = option(0, "Optimizer steps between evaluations; 0 evaluates at the end only.", lower=0)
     checkpoint_every: int = option(500, "Optimizer steps between checkpoints; there is always one at the end.", lower=1)
     keep_checkpoints: int = option(2, "Newest checkpoints that are kept.", lower=1)
+    compile_cache_dir: str = option(
+        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
+    )
+    data_cache_dir: str = option(
+        "auto", "Where tokenised corpora are kept for the next start: auto is the user's cache."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,3 +251,6 @@ class EvalConfig:
         0.02, "Share of the questions, chosen by a hash of their text, that is held out of training.", lower=0.0, upper=0.5
     )
     eval_max_trajectories: int = option(512, "Most trajectories evaluated each time; 0 takes all.", lower=0)
+    bon_candidates: str = option(
+        "", "Candidates file that the trained PRM ranks at the end; synthetic is that of the arithmetic world."
+    )

@@ -1,0 +1,302 @@
+"""python -m cfprm_jax.train: from labelled solutions and a backbone to a trained process reward model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import transformers
+from jax.sharding import Mesh
+
+from cfprm_jax import flags, losses
+from cfprm_jax.config import (
+    DeviceConfig,
+    EncodingConfig,
+    EvalConfig,
+    GranularityConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PackingConfig,
+    ReadConfig,
+    RunConfig,
+    option,
+)
+from cfprm_jax.data.corpus import open_corpus
+from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.data.loader import Batch, Loader, difference, evaluation_batches
+from cfprm_jax.errors import UserError
+from cfprm_jax.models import hf, parameters, prm
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.training import (
+    caches,
+    checkpoint,
+    devices,
+    evaluation,
+    loop,
+    optimizer,
+    run_directory,
+    sharding,
+    step,
+    summary,
+)
+from cfprm_jax.training.metrics import MetricLog, Progress, duration
+
+SYNTHETIC = "synthetic"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Train a process reward model on labelled solutions, coarse to fine.
+
+    python -m cfprm_jax.train --model=DIRECTORY --train_data=FILES --c_max=2 --output_dir=RUN
+
+    Writes checkpoints, metrics.jsonl, TensorBoard events and the resolved flags into --output_dir. On SIGTERM it saves
+    and says how to go on; when it was killed, --resume goes on from the newest checkpoint, to the same result.
+    """
+
+    train_data: tuple[str, ...] = option(
+        (SYNTHETIC,),
+        "Corpora: files or globs, comma-separated; synthetic is an arithmetic world made here.",
+        kind="list",
+    )
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    granularity: GranularityConfig = dataclasses.field(default_factory=GranularityConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
+    encoding: EncodingConfig = dataclasses.field(default_factory=EncodingConfig)
+    read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    run: RunConfig = dataclasses.field(default_factory=RunConfig)
+
+
+class Sources(NamedTuple):
+    """The files behind the options, with what "synthetic" stands for written out."""
+
+    model: pathlib.Path
+    init: str  # pretrained or random
+    train: tuple[str, ...]
+    held_out: tuple[str, ...]  # empty: a share of the questions of train
+    candidates: str
+
+
+class Network(NamedTuple):
+    """The PRM and its optimizer, without any weights."""
+
+    config: PRMConfig
+    raw: dict[str, Any]  # the backbone's config.json
+    specs: Any
+    shardings: Any  # of the parameters
+
+
+class Data(NamedTuple):
+    """Where batches come from."""
+
+    loader: Loader
+    held_out: list[Batch]
+
+
+Say = Callable[[str], None]
+
+
+def main(config: TrainConfig) -> int:
+    """The command."""
+    started = time.monotonic()
+    output_dir = run_directory.check(config.run.output_dir, config.run.resume)
+    chosen = devices.select(config.device.platform)
+    say: Say = functools.partial(print, flush=True) if jax.process_index() == 0 else lambda _: None
+    caches.use_compile_cache(config.run.compile_cache_dir)
+    mesh = sharding.make_mesh(config.device, chosen)
+    say(f"devices     {devices.describe(chosen)}, mesh {', '.join(f'{k}={v}' for k, v in mesh.shape.items())}")
+    if config.device.platform == "auto" and (note := devices.unused_accelerator(chosen)):
+        say(note)
+
+    sources = materialise(config, output_dir)
+    network = open_network(config, sources, mesh)
+    say(f"model       {summary.model(network.config, str(sources.model))}")
+    tokenizer = load_tokenizer(sources.model, config.encoding.marker)
+    data = open_data(config, sources, tokenizer, mesh, say)
+    num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
+    say(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
+
+    schedule = optimizer.learning_rate_schedule(config.optimizer, num_steps)
+    tx = optimizer.make_optimizer(config.optimizer, schedule, network.specs)
+    forward = functools.partial(prm.apply, network.config, constrain=sharding.constrain_activations(mesh))
+    loss = losses.loss_function(config.loss)
+    state_shardings = step.state_shardings(tx, parameters.abstract_params(network.config), network.shardings, mesh)
+    batch_shardings = sharding.batch_shardings(mesh)
+    train_step = functools.partial(
+        step.train_step, forward=forward, loss=loss, config=config.optimizer, tx=tx, schedule=schedule
+    )
+    eval_step = step.jit_eval_step(forward, loss, network.shardings, mesh)
+    job = loop.Job(
+        train_step=step.jit_train_step(train_step, state_shardings, mesh),
+        evaluate=functools.partial(evaluation.evaluate, eval_step, data.held_out, batch_shardings),
+        shardings=batch_shardings,
+        num_steps=num_steps,
+        config=config.run,
+        meta={"fingerprint": fingerprint(config, data.loader, num_steps), "config": flags.as_dict(config)},
+    )
+    start = checkpoint.newest(output_dir) or 0
+    if not start:  # before anything is written, as this may fail
+        if config.run.resume:
+            say(f"resume      {output_dir} has no checkpoint yet: from the start")
+        params, origin = initial_params(config, sources, network)
+        say(f"weights     {origin}")
+        state = step.init_state(params, tx, state_shardings)
+        del params  # donated with the state to the first step
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(loop.StopSignal().installed())
+        checkpoints = stack.enter_context(
+            contextlib.closing(checkpoint.Checkpoints(output_dir, config.run.keep_checkpoints))
+        )
+        batches = stack.enter_context(contextlib.closing(data.loader.iterator()))
+        if start:
+            refuse_another_run(output_dir, checkpoints.meta(start)["fingerprint"], job.meta["fingerprint"])
+            restored = checkpoints.restore(start, step.abstract_state(tx, network.config, state_shardings))
+            state = restored.state
+            batches.set_state(restored.data)
+            say(f"resume      {output_dir} after step {start:,}")
+        if jax.process_index() == 0:
+            flags.write_config(config, output_dir)
+            run_directory.write_model(
+                output_dir, network.raw, tokenizer, config.model.head, config.encoding, config.loss, config.granularity
+            )
+        log = stack.enter_context(contextlib.closing(MetricLog(output_dir, start)))
+        progress = Progress(sys.stdout, start, num_steps, config.run.log_every)
+        stack.callback(progress.finish)
+        outcome = loop.train(job, state, start, batches, checkpoints, log, progress, stop)
+    if outcome.stopped:
+        flagfile = shlex.quote(str(output_dir / run_directory.FLAGS))
+        say(f"stopped by SIGTERM after step {outcome.step:,}, which is saved")
+        say(f"resume with: python -m cfprm_jax.train --flagfile={flagfile} --resume")
+        return 0
+    say(f"done        {num_steps - start:,} steps in {duration(time.monotonic() - started)}")
+    say(f"checkpoint  {output_dir / run_directory.CHECKPOINTS / str(outcome.step)}")
+    say(f"metrics     {output_dir / run_directory.METRICS}")
+    say(f"tensorboard --logdir={output_dir / run_directory.TENSORBOARD}")
+    return 0
+
+
+def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
+    """The files to use; the synthetic ones are written, the same for the same seed, into output_dir/synthetic.
+
+    Raises:
+      UserError: no training data is named, or synthetic beside files.
+    """
+    if not config.train_data:
+        raise UserError("--train_data is empty: name the corpora to train on, or synthetic")
+    if SYNTHETIC in config.train_data and len(config.train_data) > 1:
+        raise UserError(f"--train_data={','.join(config.train_data)}: synthetic stands alone or not at all")
+    sources = Sources(
+        pathlib.Path(config.model.model),
+        config.model.init,
+        config.train_data,
+        config.eval.eval_data,
+        config.eval.bon_candidates,
+    )
+    synthetic_data = config.train_data == (SYNTHETIC,)
+    if not (synthetic_data or SYNTHETIC in (config.model.model, config.eval.bon_candidates)):
+        return sources
+    from cfprm_jax import synthetic  # only a run that wants it pays for it
+
+    made = synthetic.materialise(output_dir / SYNTHETIC, config.run.seed)
+    if synthetic_data:
+        sources = sources._replace(train=(str(made.train),), held_out=sources.held_out or (str(made.held_out),))
+    if config.model.model == SYNTHETIC:
+        sources = sources._replace(model=pathlib.Path(made.model), init="random")
+    if config.eval.bon_candidates == SYNTHETIC:
+        sources = sources._replace(candidates=str(made.candidates))
+    return sources
+
+
+def open_network(config: TrainConfig, sources: Sources, mesh: Mesh) -> Network:
+    """Shapes and shardings, before any weight is read. UserError for a mesh that does not divide them."""
+    backbone, raw = hf.read_config(sources.model)
+    model = config.model
+    network = PRMConfig(backbone, model.head, model.dtype, model.attention, model.remat)
+    specs = parameters.param_specs(network)
+    return Network(network, raw, specs, sharding.param_shardings(mesh, specs))
+
+
+def open_data(
+    config: TrainConfig,
+    sources: Sources,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    mesh: Mesh,
+    say: Say,
+) -> Data:
+    """The training batches, and those of the held-out split (none when there is no such split)."""
+    cache = caches.cache_directory(config.run.data_cache_dir, "corpora")
+    fraction = 0.0 if sources.held_out else config.eval.eval_fraction
+
+    def corpus(paths: tuple[str, ...], questions: str) -> Any:
+        return open_corpus(
+            paths, config.read, config.granularity, config.encoding, tokenizer, cache, questions, fraction
+        )
+
+    train = corpus(sources.train, "train" if fraction else "all")
+    for line in summary.corpus(train.report):
+        say(f"train       {line}")
+    rows = sharding.row_multiple(mesh)
+    loader = Loader(
+        train,
+        config.granularity,
+        config.packing,
+        config.encoding,
+        config.run.seed,
+        rows * config.optimizer.accumulation,
+    )
+    held_out: list[Batch] = []
+    if fraction or sources.held_out:
+        split = corpus(sources.held_out or sources.train, "held_out" if fraction else "all")
+        held_out = evaluation_batches(split, config.packing, config.encoding, config.eval.eval_max_trajectories, rows)
+    number = sum(batch.trajectories for batch in held_out)
+    say(f"held out    {number:,} trajectories" if held_out else "held out    nothing: there will be no evaluation")
+    return Data(loader, held_out)
+
+
+def initial_params(config: TrainConfig, sources: Sources, network: Network) -> tuple[Any, str]:
+    """Float32 parameters in their shardings, and a phrase that says where they come from."""
+    key = jax.random.key(config.run.seed)
+    if sources.init == "random":
+        make = jax.jit(
+            functools.partial(parameters.init_params, network.config, dtype=jnp.float32),
+            out_shardings=network.shardings,
+        )
+        return make(key), f"random, seed {config.run.seed}"
+    params, report = hf.load_params(
+        sources.model, network.config, shardings=network.shardings, dtype=jnp.float32, head_key=key
+    )
+    return params, str(report)
+
+
+def fingerprint(config: TrainConfig, loader: Loader, num_steps: int) -> dict[str, Any]:
+    """What must be the same for a run to go on: the data, and the options that the result depends on."""
+    options = flags.as_dict(config.model) | flags.as_dict(config.loss) | flags.as_dict(config.optimizer)
+    # Where and in how many parts a step is computed changes rounding at most.
+    for name in ("attention", "remat", "accumulation"):
+        del options[name]
+    return {**loader.fingerprint, **options, "steps of the run": num_steps}
+
+
+def refuse_another_run(output_dir: pathlib.Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """UserError naming every option that a resumed run has changed."""
+    changed = difference(saved, current)
+    if changed:
+        raise UserError(f"--resume: {output_dir} was trained with other data or options: {changed}")
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(TrainConfig, main))

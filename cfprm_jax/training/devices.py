@@ -1,0 +1,57 @@
+"""Which devices a run uses: the accelerator that was asked for, or an error that says how to get it."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from cfprm_jax.errors import UserError
+
+_HOW_TO_INSTALL = {
+    "gpu": 'for an NVIDIA GPU: pip install "cfprm-jax[cuda12]" (or [cuda13], as the driver supports; see nvidia-smi)',
+    "tpu": 'on a TPU VM: pip install "cfprm-jax[tpu]"',
+}
+
+
+def select(platform: str) -> list[jax.Device]:
+    """All devices of a platform.
+
+    Args:
+      platform: cpu, gpu, tpu, or auto for what JAX takes by itself (an accelerator where one is set up).
+
+    Raises:
+      UserError: the platform is not there. Nothing ever falls back to the CPU.
+    """
+    if platform == "auto":
+        return jax.devices()
+    try:
+        return jax.devices(platform)
+    except RuntimeError as error:
+        here = ", ".join(sorted({d.platform for d in jax.devices()}))
+        message = f"--platform={platform}: JAX {jax.__version__} finds no {platform.upper()} here, only {here}."
+        if platform in _HOW_TO_INSTALL:
+            message += f" Install its JAX: {_HOW_TO_INSTALL[platform]}."
+        if os.environ.get("JAX_PLATFORMS"):
+            message += f" Besides, the environment sets JAX_PLATFORMS={os.environ['JAX_PLATFORMS']}."
+        raise UserError(f"{message} Or run with --platform=cpu. (JAX says: {error})".replace("\n", " ")) from error
+
+
+def describe(devices: Sequence[jax.Device]) -> str:
+    """Kinds and numbers, such as "8 x NVIDIA H100 80GB HBM3 (gpu)"."""
+    kinds = collections.Counter(f"{d.device_kind} ({d.platform})" for d in devices)
+    return ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+
+
+def unused_accelerator(
+    devices: Sequence[jax.Device], device_files: Sequence[str] = ("/dev/nvidia0", "/dev/accel0")
+) -> str:
+    """A note for --platform=auto when the machine has an accelerator that JAX was not set up for; else empty."""
+    present = [name for name in device_files if pathlib.Path(name).exists()]
+    if not present or any(d.platform != "cpu" for d in devices):
+        return ""
+    kind = "gpu" if "nvidia" in present[0] else "tpu"
+    return f"note: {present[0]} is here, but JAX runs on the CPU. To use it, {_HOW_TO_INSTALL[kind]}"

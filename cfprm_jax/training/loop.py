@@ -1,0 +1,183 @@
+"""The training loop: batch, step, report, evaluate, save, in this order, until the end or a signal.
+
+Devices run ahead of the host: a step is dispatched, and while it runs the host reports the one before it and prepares
+the next batch. Only an evaluation and a checkpoint wait for the newest step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from cfprm_jax.config import RunConfig
+from cfprm_jax.data.loader import Batch
+from cfprm_jax.data.packing import PackedBatch
+from cfprm_jax.errors import UserError
+from cfprm_jax.training import sharding
+from cfprm_jax.training.checkpoint import Checkpoints
+from cfprm_jax.training.metrics import MetricLog, Progress
+from cfprm_jax.training.step import TrainState
+
+# Sources of a bad batch that its error names; the rest are counted.
+_SOURCES_NAMED = 5
+
+
+class BatchIterator(Protocol):
+    """What the loop asks of the loader's iterator: after the k-th batch its state stands for batches k + 1 and on."""
+
+    def __next__(self) -> Batch: ...
+    def get_state(self) -> dict[str, Any]: ...
+
+
+class StopSignal:
+    """Set by SIGTERM, which clusters send before they take a machine away; the loop then saves and leaves."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __call__(self) -> bool:
+        return self.received
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[StopSignal]:
+        """Handle SIGTERM inside the with block, which must be in the main thread."""
+
+        def note(number: int, frame: Any) -> None:
+            self.received = True
+
+        previous = signal.signal(signal.SIGTERM, note)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the loop runs; the same after a resume."""
+
+    train_step: Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]]
+    evaluate: Callable[[Any, Callable[[], bool]], dict[str, float] | None]  # (params, stop) -> metrics, if any
+    shardings: PackedBatch
+    num_steps: int
+    config: RunConfig
+    meta: Mapping[str, Any]  # stored in every checkpoint
+
+
+class Outcome(NamedTuple):
+    """How the loop ended."""
+
+    state: TrainState
+    step: int  # of the checkpoint that was written last
+    stopped: bool  # by the signal
+    evaluation: dict[str, float] | None
+
+
+class _Pending(NamedTuple):
+    """A step that was dispatched and not reported yet."""
+
+    step: int
+    batch: Batch
+    metrics: dict[str, jax.Array]
+
+
+def train(
+    job: Job,
+    state: TrainState,
+    start_step: int,
+    batches: BatchIterator,
+    checkpoints: Checkpoints,
+    log: MetricLog,
+    progress: Progress,
+    stop: Callable[[], bool],
+) -> Outcome:
+    """Run steps start_step + 1 .. num_steps.
+
+    There is a checkpoint every checkpoint_every steps, at the end, and where the signal came.
+
+    Raises:
+      UserError: a loss or gradient that is not finite, with step, sources of the batch and the last good checkpoint.
+    """
+    config, step, evaluation = job.config, start_step, None
+    pending: _Pending | None = None
+
+    def report() -> None:
+        nonlocal pending
+        if pending is not None:
+            _report(pending, checkpoints, log, progress, config.log_every)
+            pending = None
+
+    while step < job.num_steps:
+        batch = next(batches)
+        state, metrics = job.train_step(state, sharding.put_batch(batch.packed, job.shardings))
+        step += 1
+        report()
+        pending = _Pending(step, batch, metrics)
+
+        stopping, last = stop(), step == job.num_steps
+        evaluate_now = not stopping and (last or _divides(config.eval_every, step))
+        save_now = last or stopping or _divides(config.checkpoint_every, step)
+        if evaluate_now or save_now:
+            report()  # so that no state is saved whose loss was not finite
+        if evaluate_now:
+            evaluation = job.evaluate(state.params, stop)
+            if evaluation is not None:
+                log.write(step, {f"eval_{name}": value for name, value in evaluation.items()}, board="eval")
+                progress.say(f"step {step}: held-out {describe(evaluation)}")
+            save_now = save_now or stop()
+        if save_now:
+            checkpoints.save(step, state, batches.get_state(), {**job.meta, "step": step, "metrics": evaluation})
+        if save_now and stop():
+            break
+    checkpoints.wait()
+    return Outcome(state, step, stop(), evaluation)
+
+
+def describe(evaluation: Mapping[str, float]) -> str:
+    """The figures of an evaluation in one line."""
+    return (
+        f"loss {evaluation['loss']:.4f}  step accuracy {evaluation['step_accuracy']:.4f}  "
+        f"negative F1 {evaluation['negative_f1']:.4f} (precision {evaluation['negative_precision']:.4f}, "
+        f"recall {evaluation['negative_recall']:.4f})  AUROC {evaluation['auroc']:.4f}  "
+        f"over {evaluation['positives']:,.0f} positive and {evaluation['negatives']:,.0f} negative steps"
+    )
+
+
+def _divides(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _report(pending: _Pending, checkpoints: Checkpoints, log: MetricLog, progress: Progress, log_every: int) -> None:
+    """Wait for a step's metrics, refuse them if they are not finite, else write and show them."""
+    step, batch = pending.step, pending.batch
+    metrics = {name: float(value) for name, value in jax.device_get(pending.metrics).items()}
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(metrics[name]):
+            checkpoints.wait()
+            good = checkpoints.latest
+            sources = list(dict.fromkeys(batch.sources))
+            named = ", ".join(sources[:_SOURCES_NAMED])
+            more = f" and {len(sources) - _SOURCES_NAMED} more" if len(sources) > _SOURCES_NAMED else ""
+            raise UserError(
+                f"step {step}: {name} is {metrics[name]}; granularity {batch.granularity}, its batch came from "
+                f"{named}{more}; last good checkpoint: "
+                + (f"{checkpoints.directory / str(good)}" if good is not None else "none was written yet")
+            )
+    values = {
+        **metrics,
+        "granularity": batch.granularity,
+        "epoch": batch.epoch,
+        "stage": batch.stage,
+        "trajectories": batch.trajectories,
+        "tokens_computed": batch.tokens_computed,
+        "tokens_expanded": batch.tokens_expanded,
+        **progress.advance(step, batch.tokens_computed, batch.tokens_expanded),
+    }
+    log.write(step, values, board="train" if step % log_every == 0 else "")
+    progress.show(step, values)

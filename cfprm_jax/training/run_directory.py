@@ -1,0 +1,79 @@
+"""The directory of a run: what is in it, whether it may be used, and the description of the model that it keeps.
+
+config.json, run.flags    the resolved flags
+metrics.jsonl             a line a step; tensorboard/ beside it
+model/                    config.json and tokenizer as Hugging Face has them, prm.json with what makes it a PRM
+checkpoints/STEP/         Orbax
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import transformers
+
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig
+from cfprm_jax.data.encoding import save_tokenizer
+from cfprm_jax.errors import UserError
+
+CHECKPOINTS = "checkpoints"
+CONFIG = "config.json"
+FLAGS = "run.flags"
+METRICS = "metrics.jsonl"
+MODEL = "model"
+PRM_FILE = "prm.json"
+TENSORBOARD = "tensorboard"
+
+
+def check(output_dir: str, resume: bool) -> pathlib.Path:
+    """The run directory, which must hold no run, or one if it is to be gone on with. Nothing is written yet.
+
+    Raises:
+      UserError: --output_dir is missing or a file, holds another run without --resume, or none with it.
+    """
+    if not output_dir:
+        raise UserError("--output_dir is missing: the directory that checkpoints, metrics and the model are written to")
+    path = pathlib.Path(output_dir)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--output_dir={output_dir} is a file")
+    held = [name for name in (CONFIG, METRICS, CHECKPOINTS, MODEL) if (path / name).exists()]
+    if held and not resume:
+        raise UserError(
+            f"--output_dir={output_dir} holds another run ({', '.join(held)}): choose another directory, "
+            "or go on with that run by --resume"
+        )
+    if resume and CONFIG not in held:
+        raise UserError(f"--resume: --output_dir={output_dir} holds no run to go on with (no {CONFIG} there)")
+    return path
+
+
+def write_model(
+    output_dir: pathlib.Path,
+    backbone_config: dict[str, Any],
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    head: str,
+    encoding: EncodingConfig,
+    loss: LossConfig,
+    granularity: GranularityConfig,
+) -> None:
+    """model/: all that scoring and export need beside the weights.
+
+    Args:
+      backbone_config: config.json of the backbone as it was read.
+    """
+    directory = output_dir / MODEL
+    directory.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(tokenizer, directory)
+    (directory / CONFIG).write_text(json.dumps(backbone_config, indent=2) + "\n")
+    prm = {
+        "head": head,
+        "encoding": dataclasses.asdict(encoding),
+        "loss": loss.loss,
+        "margin": loss.margin,
+        "granularities": list(granularity.stages),
+        "schedule": granularity.schedule,
+    }
+    (directory / PRM_FILE).write_text(json.dumps(prm, indent=2) + "\n")

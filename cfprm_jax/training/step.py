@@ -1,0 +1,175 @@
+"""The train step: one pure function of (state, batch), and its jitted form.
+
+The loss of a batch is total / count over the *global* batch, so neither the number of devices nor gradient accumulation
+changes it: every trajectory lies wholly in one row, a part of the rows therefore holds whole trajectories, and the
+count is known from the labels before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+
+from cfprm_jax.config import OptimizerConfig
+from cfprm_jax.data.packing import PackedBatch
+from cfprm_jax.errors import UserError
+from cfprm_jax.losses import Loss
+from cfprm_jax.models import parameters
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.training import optimizer, sharding
+
+Forward = Callable[..., Float[Array, "rows length"]]
+"""(params, tokens, positions, subtree_end) -> z, the head's output at every token."""
+
+
+class TrainState(NamedTuple):
+    """All that a step changes, and with the data's state all that a checkpoint holds."""
+
+    params: Any  # float32, nested dict
+    opt_state: Any
+    step: Any  # int32 scalar, optimizer steps done
+
+
+def step_scores(forward: Forward, params: Any, batch: PackedBatch) -> Float[Array, "trajectories steps"]:
+    """z at the marker of every step of every trajectory; what stands at padded steps has no meaning."""
+    z = forward(params, batch.tokens, batch.positions, batch.subtree_end)
+    return z.reshape(-1)[batch.step_positions]
+
+
+def split_rows(batch: PackedBatch, parts: int) -> PackedBatch:
+    """The batch as `parts` smaller ones, stacked on a new first axis; labels are left only in a trajectory's own part.
+
+    Row r goes to part r mod parts, which keeps each part spread evenly over the devices that the rows are split over.
+    """
+    rows, length = batch.tokens.shape
+    if rows % parts:
+        raise UserError(f"--accumulation={parts} does not divide the {rows} rows of a batch")
+
+    def deal(x: Any) -> jax.Array:
+        return x.reshape(rows // parts, parts, length).swapaxes(0, 1)
+
+    row, column = jnp.divmod(batch.step_positions, length)
+    mine = row % parts == jnp.arange(parts)[:, None, None]
+    step_positions = jnp.broadcast_to(row // parts * length + column, mine.shape)
+    labels = jnp.where(mine, batch.labels, jnp.nan)
+    return PackedBatch(deal(batch.tokens), deal(batch.positions), deal(batch.subtree_end), step_positions, labels)
+
+
+def batch_sums(
+    z: Float[Array, "trajectories steps"], labels: Float[Array, "trajectories steps"]
+) -> dict[str, jax.Array]:
+    """Sums over labelled steps from which accuracy and mean scores follow; parts of a batch add up."""
+    positive, negative, score = labels > 0.5, labels <= 0.5, jax.nn.sigmoid(z)
+    return {
+        "right": jnp.sum((positive & (z > 0)) | (negative & (z <= 0)), dtype=jnp.float32),
+        "positives": jnp.sum(positive, dtype=jnp.float32),
+        "negatives": jnp.sum(negative, dtype=jnp.float32),
+        "positive_score": jnp.sum(jnp.where(positive, score, 0.0)),
+        "negative_score": jnp.sum(jnp.where(negative, score, 0.0)),
+    }
+
+
+def train_step(
+    state: TrainState,
+    batch: PackedBatch,
+    *,
+    forward: Forward,
+    loss: Loss,
+    config: OptimizerConfig,
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule,
+) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+    """One optimizer step. Metrics are float32 scalars; a mean over nothing is NaN."""
+    labels = jnp.asarray(batch.labels)
+    _, count = loss(jnp.zeros_like(labels), labels)
+
+    def objective(params: Any, part: PackedBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        z = step_scores(forward, params, part)
+        labels = jnp.asarray(part.labels)
+        total, _ = loss(z, labels)
+        return total / jnp.maximum(count, 1.0), batch_sums(z, labels)
+
+    value_and_grad = jax.value_and_grad(objective, has_aux=True)
+    if config.accumulation == 1:
+        (value, sums), grads = value_and_grad(state.params, batch)
+    else:
+
+        def add(carry: Any, part: PackedBatch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, carry, value_and_grad(state.params, part)), None
+
+        parts = split_rows(batch, config.accumulation)
+        shapes = jax.eval_shape(value_and_grad, state.params, jax.tree.map(lambda x: x[0], parts))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        ((value, sums), grads), _ = jax.lax.scan(add, zeros, parts)
+
+    grad_norm = optax.tree.norm(grads)
+    grads = optimizer.clip(grads, grad_norm, config.max_grad_norm)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+
+    metrics = {
+        "loss": value,
+        "grad_norm": grad_norm,
+        "learning_rate": schedule(state.step),
+        "count": count,
+        "step_accuracy": sums["right"] / (sums["positives"] + sums["negatives"]),
+        "positive_score": sums["positive_score"] / sums["positives"],
+        "negative_score": sums["negative_score"] / sums["negatives"],
+    }
+    return TrainState(params, opt_state, state.step + 1), metrics
+
+
+def init_state(params: Any, tx: optax.GradientTransformation, shardings: TrainState) -> TrainState:
+    """The state before the first step; the optimizer's part is born sharded."""
+    opt_state = jax.jit(tx.init, out_shardings=shardings.opt_state)(params)
+    return TrainState(params, opt_state, jax.device_put(jnp.zeros((), jnp.int32), shardings.step))
+
+
+def state_shardings(tx: optax.GradientTransformation, params: Any, param_shardings: Any, mesh: Mesh) -> TrainState:
+    """The sharding of every leaf of a state. params may be abstract."""
+    return TrainState(
+        param_shardings, sharding.optimizer_shardings(tx, params, param_shardings), sharding.replicated(mesh)
+    )
+
+
+def abstract_state(tx: optax.GradientTransformation, config: PRMConfig, shardings: TrainState) -> TrainState:
+    """Shapes, types and shardings of a state: what a checkpoint is restored onto."""
+    params = parameters.abstract_params(config)
+    shapes = jax.eval_shape(lambda p: TrainState(p, tx.init(p), jnp.zeros((), jnp.int32)), params)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+
+def jit_train_step(
+    step: Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]],
+    shardings: TrainState,
+    mesh: Mesh,
+) -> Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]]:
+    """The step compiled once for each shape of a batch; the state's memory is used again for the new state."""
+    return jax.jit(
+        step,
+        in_shardings=(shardings, sharding.batch_shardings(mesh)),
+        out_shardings=(shardings, sharding.replicated(mesh)),
+        donate_argnums=0,
+    )
+
+
+def jit_eval_step(
+    forward: Forward, loss: Loss, param_shardings: Any, mesh: Mesh
+) -> Callable[[Any, PackedBatch], tuple[jax.Array, jax.Array, jax.Array]]:
+    """(params, batch) -> (z [trajectories, steps], total, count)."""
+
+    def step(params: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        z = step_scores(forward, params, batch)
+        return z, *loss(z, jnp.asarray(batch.labels))
+
+    return jax.jit(
+        step,
+        in_shardings=(param_shardings, sharding.batch_shardings(mesh)),
+        out_shardings=sharding.replicated(mesh),
+    )

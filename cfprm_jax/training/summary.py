@@ -1,0 +1,53 @@
+"""What a run is about to do, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cfprm_jax.config import GranularityConfig, LossConfig, PackingConfig
+from cfprm_jax.data.loader import Loader
+from cfprm_jax.models import parameters
+from cfprm_jax.models.config import PRMConfig
+
+# Batch shapes that are named; of more only the number is told.
+_SHAPES_NAMED = 6
+
+
+def model(config: PRMConfig, directory: str) -> str:
+    """Size and form of the network."""
+    net = config.backbone
+    return (
+        f"{directory}: {parameters.count(config):,} parameters, {net.num_hidden_layers} layers of {net.hidden_size}, "
+        f"{config.head} head; float32 weights, computed in {config.dtype}, attention {config.attention}, "
+        f"remat {config.remat}"
+    )
+
+
+def corpus(report: dict[str, Any]) -> Iterator[str]:
+    """A line a file's rows, and one for each granularity, nothing skipped or cut left untold."""
+    bad = f", {report['bad_rows']:,} bad rows skipped" if report.get("bad_rows") else ""
+    yield f"{report['rows']:,} rows of {len(report['files'])} file(s), {report['trajectories']:,} trajectories{bad}"
+    for granularity, counts in report["granularities"].items():
+        labels = ", ".join(f"{number:,} {kind}" for kind, number in counts["labels"].items() if number)
+        line = f"C={granularity}: {counts['trajectories']:,} trajectories, {counts['steps']:,} steps ({labels})"
+        if counts["truncated"]:
+            line += f", {counts['truncated']:,} truncated ({counts['windows_cut']:,} windows cut)"
+        line += "".join(f", {number:,} skipped: {why}" for why, number in counts["skipped"].items() if number)
+        share = counts["tokens_expanded"] / max(counts["tokens_distinct"], 1)
+        yield f"{line}; {counts['tokens_expanded']:,} tokens, {share:.1f} times the distinct ones"
+
+
+def steps(
+    num_steps: int, loader: Loader, granularity: GranularityConfig, packing: PackingConfig, loss: LossConfig
+) -> str:
+    """How many steps of what."""
+    shapes = loader.shapes.all()
+    named = ", ".join(f"{rows} x {length}" for rows, length in shapes[:_SHAPES_NAMED])
+    more = f" and {len(shapes) - _SHAPES_NAMED} more" if len(shapes) > _SHAPES_NAMED else ""
+    order = ", ".join(map(str, granularity.stages))
+    cut = f" (of {loader.num_steps:,}: --max_steps)" if num_steps < loader.num_steps else ""
+    return (
+        f"{num_steps:,}{cut} of {packing.batch_size} trajectories, granularities {order} ({granularity.schedule}), "
+        f"loss {loss.loss}, packing {packing.packing} into at most {len(shapes)} shapes of rows: {named}{more}"
+    )
