@@ -27,7 +27,10 @@ TIMING = ("steps_per_second", "tokens_per_second", "expanded_tokens_per_second")
 def start(flags: list[str], run: pathlib.Path, resume: bool) -> subprocess.Popen:
     command = [sys.executable, "-m", "cfprm_jax.train", *flags, f"--output_dir={run}"]
     return subprocess.Popen(
-        [*command, "--resume"] if resume else command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "--resume=always"] if resume else command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

@@ -53,7 +53,7 @@ def option(
 
 
 def parse_granularity(text: str) -> Granularity:
-    """"3" -> 3, "whole" -> "whole"; anything else is a UserError."""
+    """ "3" -> 3, "whole" -> "whole"; anything else is a UserError."""
     if text == "whole":
         return "whole"
     if text.isascii() and text.isdigit() and int(text) >= 1:
@@ -71,7 +71,9 @@ def decode_escapes(text: str) -> str:
             continue
         following = next(rest, None)
         if following not in plain:
-            raise UserError(f"--step_separator: unknown escape \\{following or ''} in {text!r}; known: \\n \\t \\r \\\\")
+            raise UserError(
+                f"--step_separator: unknown escape \\{following or ''} in {text!r}; known: \\n \\t \\r \\\\"
+            )
         out.append(plain[following])
     return "".join(out)
 
@@ -86,7 +88,9 @@ class ReadConfig:
         "What a neutral rating (0) counts as. drop leaves the step unlabelled and omits alternatives that are neutral.",
         choices=("positive", "negative", "drop"),
     )
-    alternatives: bool = option(True, "PRM800K: every rated completion that was not chosen ends a trajectory of its own.")
+    alternatives: bool = option(
+        True, "PRM800K: every rated completion that was not chosen ends a trajectory of its own."
+    )
     max_bad_rows: int = option(0, "Malformed rows that are skipped, counted and listed before the run stops.", lower=0)
 
 
@@ -155,14 +159,12 @@ class PackingConfig:
         "longest solution, which suits wide models; narrow ones, where attention costs most, want shorter rows.",
         lower=0,
     )
+    row_shapes: int = option(
+        16,
+        "Most batch shapes fitted to the data, beside a few large ones for the rest. The step compiles once a shape.",
+        lower=1,
+    )
     batch_size: int = option(32, "Trajectories an optimizer step, over all devices.", lower=1)
-
-    def length(self, max_length: int) -> int:
-        """Tokens in the longest row."""
-        length = self.row_length or -(-max_length // 128) * 128
-        if length < max_length:
-            raise UserError(f"--row_length={length} is shorter than --max_length={max_length}")
-        return length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +184,9 @@ class ModelConfig:
     dtype: str = option("bfloat16", "Type of activations and matrix products.", choices=("bfloat16", "float32"))
     attention: str = option("auto", "Attention kernel.", choices=("auto", "xla"))
     remat: str = option(
-        "layer", "Activations recomputed in the backward pass: none, or all but each layer's input.", choices=("none", "layer")
+        "layer",
+        "Activations recomputed in the backward pass: none, or all but each layer's input.",
+        choices=("none", "layer"),
     )
 
 
@@ -191,7 +195,9 @@ class OptimizerConfig:
     """AdamW with linear warm-up and a decay over the whole run."""
 
     learning_rate: float = option(2e-6, "Peak learning rate.", lower=0.0)
-    warmup_fraction: float = option(0.03, "Share of the steps in which the rate rises linearly from 0.", lower=0.0, upper=1.0)
+    warmup_fraction: float = option(
+        0.03, "Share of the steps in which the rate rises linearly from 0.", lower=0.0, upper=1.0
+    )
     decay: str = option("cosine", "Shape of the decay after the warm-up.", choices=("cosine", "linear", "constant"))
     final_rate_fraction: float = option(
         0.0, "Learning rate that the decay reaches at the end of the run, as a share of the peak.", lower=0.0, upper=1.0
@@ -199,8 +205,12 @@ class OptimizerConfig:
     adam_b1: float = option(0.9, "AdamW's beta 1.", lower=0.0, upper=1.0)
     adam_b2: float = option(0.999, "AdamW's beta 2.", lower=0.0, upper=1.0)
     adam_eps: float = option(1e-8, "AdamW's epsilon.", lower=0.0)
-    weight_decay: float = option(0.0, "Decoupled weight decay of matrices (never of biases, norms and embeddings).", lower=0.0)
-    max_grad_norm: float = option(1.0, "Global gradient norm above which gradients are scaled down; 0 is off.", lower=0.0)
+    weight_decay: float = option(
+        0.0, "Decoupled weight decay of matrices (never of biases, norms and embeddings).", lower=0.0
+    )
+    max_grad_norm: float = option(
+        1.0, "Global gradient norm above which gradients are scaled down; 0 is off.", lower=0.0
+    )
     accumulation: int = option(1, "Parts a step's rows are computed in, one after another, to save memory.", lower=1)
 
 
@@ -216,7 +226,9 @@ class LossConfig:
 class DeviceConfig:
     """Where it runs."""
 
-    platform: str = option("auto", "Accelerator to run on; one that is not there is an error.", choices=("auto", "cpu", "gpu", "tpu"))
+    platform: str = option(
+        "auto", "Accelerator to run on; one that is not there is an error.", choices=("auto", "cpu", "gpu", "tpu")
+    )
     mesh: str = option("data=-1,fsdp=1,tensor=1", "Devices along each mesh axis; -1 takes the rest.")
 
 
@@ -225,7 +237,11 @@ class RunConfig:
     """What training writes, and how often."""
 
     output_dir: str = option("", "Directory of the run.")
-    resume: bool = option(False, "Go on with the run that --output_dir holds.")
+    resume: str = option(
+        "never",
+        "never refuses an --output_dir that holds a run, auto goes on with it or starts one, always needs it there.",
+        choices=("never", "auto", "always"),
+    )
     seed: int = option(0, "Seed of the order of the data and of the head's initialisation.", lower=0)
     max_steps: int = option(0, "Stop after so many optimizer steps; 0 trains to the end of the data.", lower=0)
     log_every: int = option(
@@ -248,9 +264,15 @@ class EvalConfig:
 
     eval_data: tuple[str, ...] = option((), "Corpora to evaluate on; overrides --eval_fraction.", kind="list")
     eval_fraction: float = option(
-        0.02, "Share of the questions, chosen by a hash of their text, that is held out of training.", lower=0.0, upper=0.5
+        0.02,
+        "Share of the questions, chosen by a hash of their text, that is held out of training.",
+        lower=0.0,
+        upper=0.5,
     )
     eval_max_trajectories: int = option(512, "Most trajectories evaluated each time; 0 takes all.", lower=0)
+    bon_n: tuple[str, ...] = option(
+        ("8", "16", "32", "64"), "With --bon_candidates: numbers of candidates to choose from.", kind="list"
+    )
     bon_candidates: str = option(
         "", "Candidates file that the trained PRM ranks at the end; synthetic is that of the arithmetic world."
     )

@@ -40,10 +40,13 @@ def flag_set(config_type: type) -> flags.FlagValues:
     flags.DEFINE_bool("help", False, "Show this help.", flag_values=values, short_name="h")
     flags.DEFINE_bool("helpfull", False, "Show this help.", flag_values=values)
     for owner, field in _options(config_type):
-        meta, name, default = field.metadata, field.name, field.default
+        meta, name = field.metadata, field.name
+        default: Any = field.default
         module = (owner.__doc__ or owner.__name__).strip().splitlines()[0]
         if meta["choices"] is not None and meta["kind"] == "string":
-            flags.DEFINE_enum(name, default, list(meta["choices"]), meta["help"], flag_values=values, module_name=module)
+            flags.DEFINE_enum(
+                name, default, list(meta["choices"]), meta["help"], flag_values=values, module_name=module
+            )
         elif meta["kind"] == "string":
             flags.DEFINE_string(name, default, meta["help"], flag_values=values, module_name=module)
         elif meta["kind"] == "bool":
@@ -51,7 +54,7 @@ def flag_set(config_type: type) -> flags.FlagValues:
         elif meta["kind"] == "list":
             flags.DEFINE_list(name, list(default), meta["help"], flag_values=values, module_name=module)
         else:
-            define = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float}[meta["kind"]]
+            define: Any = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float}[meta["kind"]]
             define(
                 name,
                 default,
@@ -71,7 +74,7 @@ def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
         if dataclasses.is_dataclass(hints[field.name]):
             arguments[field.name] = _build(typing.cast(type, hints[field.name]), values)
             continue
-        value = values[field.name].value
+        value: Any = values[field.name].value
         if field.metadata["kind"] == "list":
             value = tuple(value)
             unknown = [v for v in value if field.metadata["choices"] is not None and v not in field.metadata["choices"]]
@@ -82,7 +85,9 @@ def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
     return config_type(**arguments)
 
 
-def expand_flagfiles(argv: Sequence[str], directory: pathlib.Path, including: tuple[pathlib.Path, ...] = ()) -> list[str]:
+def expand_flagfiles(
+    argv: Sequence[str], directory: pathlib.Path, including: tuple[pathlib.Path, ...] = ()
+) -> list[str]:
     """argv with every --flagfile=FILE replaced by the flags in it, one a line; blank lines and # comments are skipped.
 
     A relative FILE is looked for in directory; inside a flag file, that is the folder of the file itself, so a set of
@@ -140,14 +145,19 @@ def parse(config_type: type[Config], argv: Sequence[str]) -> Config:
 
 def usage(config_type: type, values: flags.FlagValues) -> str:
     """What --help prints: the command's own docstring, then its flags by concern with their defaults."""
-    lines = [(config_type.__doc__ or "").strip(), "", "  --flagfile=FILE: read flags from FILE; later flags override earlier ones."]
+    lines = [
+        (config_type.__doc__ or "").strip(),
+        "",
+        "  --flagfile=FILE: read flags from FILE; later flags override earlier ones.",
+    ]
     owner = None
     for group, field in _options(config_type):
         if group is not owner:
             owner = group
             lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
         meta = field.metadata
-        default = ",".join(field.default) if meta["kind"] == "list" else field.default
+        default: Any = field.default
+        default = ",".join(default) if meta["kind"] == "list" else default
         choices = f" <{'|'.join(meta['choices'])}>" if meta["choices"] else ""
         lines.append(f"  --{field.name}{choices}: {meta['help']} (default: {default!r})")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import transformers
 from jax.sharding import Mesh
 
-from cfprm_jax import flags, losses
+from cfprm_jax import bon, flags, losses
 from cfprm_jax.config import (
     DeviceConfig,
     EncodingConfig,
@@ -35,6 +35,11 @@ from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Batch, Loader, difference, evaluation_batches
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation import report
+from cfprm_jax.evaluation.candidates import Question, read_candidates
+from cfprm_jax.inference import load as load_inference
+from cfprm_jax.inference.rows import scored_questions
+from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models import hf, parameters, prm
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.training import (
@@ -61,7 +66,7 @@ class TrainConfig:
     python -m cfprm_jax.train --model=DIRECTORY --train_data=FILES --c_max=2 --output_dir=RUN
 
     Writes checkpoints, metrics.jsonl, TensorBoard events and the resolved flags into --output_dir. On SIGTERM it saves
-    and says how to go on; when it was killed, --resume goes on from the newest checkpoint, to the same result.
+    and says how to go on; when it was killed, --resume=auto goes on from the newest checkpoint, to the same result.
     """
 
     train_data: tuple[str, ...] = option(
@@ -123,6 +128,7 @@ def main(config: TrainConfig) -> int:
         say(note)
 
     sources = materialise(config, output_dir)
+    candidates = open_candidates(sources.candidates, config.eval.bon_n) if sources.candidates else []
     network = open_network(config, sources, mesh)
     say(f"model       {summary.model(network.config, str(sources.model))}")
     tokenizer = load_tokenizer(sources.model, config.encoding.marker)
@@ -150,7 +156,7 @@ def main(config: TrainConfig) -> int:
     )
     start = checkpoint.newest(output_dir) or 0
     if not start:  # before anything is written, as this may fail
-        if config.run.resume:
+        if config.run.resume != "never":
             say(f"resume      {output_dir} has no checkpoint yet: from the start")
         params, origin = initial_params(config, sources, network)
         say(f"weights     {origin}")
@@ -180,10 +186,13 @@ def main(config: TrainConfig) -> int:
     if outcome.stopped:
         flagfile = shlex.quote(str(output_dir / run_directory.FLAGS))
         say(f"stopped by SIGTERM after step {outcome.step:,}, which is saved")
-        say(f"resume with: python -m cfprm_jax.train --flagfile={flagfile} --resume")
+        say(f"resume with: python -m cfprm_jax.train --flagfile={flagfile} --resume=auto")
         return 0
     say(f"done        {num_steps - start:,} steps in {duration(time.monotonic() - started)}")
-    say(f"checkpoint  {output_dir / run_directory.CHECKPOINTS / str(outcome.step)}")
+    if sources.candidates:
+        del state, outcome  # the optimizer's memory
+        best_of_n(config, candidates, output_dir, mesh, say)
+    say(f"checkpoint  {output_dir / run_directory.CHECKPOINTS / str(num_steps)}")
     say(f"metrics     {output_dir / run_directory.METRICS}")
     say(f"tensorboard --logdir={output_dir / run_directory.TENSORBOARD}")
     return 0
@@ -265,6 +274,34 @@ def open_data(
     number = sum(batch.trajectories for batch in held_out)
     say(f"held out    {number:,} trajectories" if held_out else "held out    nothing: there will be no evaluation")
     return Data(loader, held_out)
+
+
+def open_candidates(path: str, sizes: tuple[str, ...]) -> list[Question]:
+    """The candidates to choose from after training, read before it, so that a bad file costs no run.
+
+    Raises:
+      UserError: the file is no candidates file, or a question has fewer candidates than the largest of sizes.
+    """
+    questions = list(read_candidates([path]))
+    largest = max(bon.BonConfig(n=sizes).sizes)
+    for question in questions:
+        if len(question.candidates) < largest:
+            raise UserError(
+                f"{question.source}: {len(question.candidates)} candidates, but --bon_n wants to choose among {largest}"
+            )
+    return questions
+
+
+def best_of_n(config: TrainConfig, questions: list[Question], output_dir: pathlib.Path, mesh: Mesh, say: Say) -> None:
+    """Score the candidates with the newest checkpoint, as score would, and write and show what bon makes of them."""
+    loaded = load_inference.open_prm(output_dir, config.model.dtype, config.model.attention, mesh)
+    scored = list(scored_questions(questions, Scorer(loaded, mesh=mesh)))
+    directory = output_dir / "best_of_n"
+    choice = bon.BonConfig(input=(config.eval.bon_candidates,), n=config.eval.bon_n, output_dir=str(directory))
+    outcome, text = bon.evaluate(scored, choice)
+    flags.write_config(choice, directory)
+    report.write(outcome, text, directory)
+    say(f"\n{text}")
 
 
 def initial_params(config: TrainConfig, sources: Sources, network: Network) -> tuple[Any, str]:

@@ -10,7 +10,7 @@
 #SBATCH --output=%x-%j.out
 # One node of a Slurm cluster, all its GPUs in one process. Usage:
 #   sbatch --gpus-per-node=8 launch/slurm.sh --flagfile=configs/paper/math_q_ranking_c2.flags --mesh=fsdp=-1
-# Slurm sends SIGTERM two minutes before the limit; training then saves and exits, and the same command with --resume goes on.
+# Slurm sends SIGTERM two minutes before the limit; training then saves and exits, and the same command with --resume=auto goes on.
 set -euo pipefail
 
 export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.95}"

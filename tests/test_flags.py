@@ -15,10 +15,10 @@ from cfprm_jax.errors import UserError
 class Command:
     """A command for these tests."""
 
-    read: config.ReadConfig = config.ReadConfig()
-    granularity: config.GranularityConfig = config.GranularityConfig()
-    encoding: config.EncodingConfig = config.EncodingConfig()
-    optimizer: config.OptimizerConfig = config.OptimizerConfig()
+    read: config.ReadConfig = dataclasses.field(default_factory=config.ReadConfig)
+    granularity: config.GranularityConfig = dataclasses.field(default_factory=config.GranularityConfig)
+    encoding: config.EncodingConfig = dataclasses.field(default_factory=config.EncodingConfig)
+    optimizer: config.OptimizerConfig = dataclasses.field(default_factory=config.OptimizerConfig)
     input: tuple[str, ...] = config.option((), "Files.", kind="list")
 
 
@@ -31,7 +31,9 @@ def test_defaults_are_those_of_the_dataclasses():
 
 
 def test_every_kind_of_value_arrives_with_its_type():
-    got = parse("--learning_rate=1e-3", "--accumulation=4", "--noalternatives", "--input=a.jsonl,b.jsonl", "--neutral", "drop")
+    got = parse(
+        "--learning_rate=1e-3", "--accumulation=4", "--noalternatives", "--input=a.jsonl,b.jsonl", "--neutral", "drop"
+    )
     assert got.optimizer.learning_rate == 1e-3
     assert got.optimizer.accumulation == 4
     assert got.read.alternatives is False

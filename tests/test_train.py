@@ -197,7 +197,7 @@ def test_killed_it_comes_to_the_same_end(world, straight) -> None:
     wait_for_step(process, run, random.randint(4, total - 4))
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert "resume      " in finish(start(world, [*given, "--resume"]))
+    assert "resume      " in finish(start(world, [*given, "--resume=auto"]))
     same_result(straight[0], run)
 
 
@@ -207,7 +207,7 @@ def test_sigterm_saves_and_says_how_to_go_on(world, straight) -> None:
     wait_for_step(process, run, 5)
     process.send_signal(signal.SIGTERM)
     text = finish(process)
-    command = f"python -m cfprm_jax.train --flagfile={run}/run.flags --resume"
+    command = f"python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
     assert f"resume with: {command}" in text
     assert len(rows(run)) < len(rows(straight[0]))
     finish(start(world, command.split()[3:]))
@@ -224,13 +224,13 @@ def refused(arguments: list[str]) -> str:
 def test_refusals(world, straight) -> None:
     given = arguments(world, "straight")
     assert "holds another run" in refused(given)
-    text = refused([*given, "--resume", "--learning_rate=0.5", "--batch_size=5", "--loss=mse"])
+    text = refused([*given, "--resume=auto", "--learning_rate=0.5", "--batch_size=5", "--loss=mse"])
     for changed in ("learning_rate was 0.01 and is 0.5", "batch_size was 6 and is 5", "loss was q_ranking and is mse"):
         assert changed in text
     other = world / "other.jsonl"
     write_corpus(other, 31)
-    assert "--resume" in refused([*given, "--resume", f"--train_data={other}"])
-    assert "holds no run to go on with" in refused([*arguments(world, "nothing"), "--resume"])
+    assert "--resume" in refused([*given, "--resume=auto", f"--train_data={other}"])
+    assert "holds no run to go on with" in refused([*arguments(world, "nothing"), "--resume=always"])
     assert "--platform=gpu" in refused([*arguments(world, "nothing"), "--platform=gpu"])
     assert "--mesh=data=3" in refused([*arguments(world, "nothing"), "--mesh=data=3"])
     assert "safetensors" in refused([*arguments(world, "nothing"), "--init=pretrained"])

@@ -89,6 +89,7 @@ class Loader:
             "window_stride": granularities.window_stride,
             "packing": packing.packing,
             "row_length": packing.row_length,
+            "row_shapes": packing.row_shapes,
             "batch_size": packing.batch_size,
             "seed": seed,
         }

@@ -32,8 +32,6 @@ _MANY_SEQUENCES = 512
 # layer, unit of width and visible key, of which a causal row has half its length on average. For the 7B Qwen2.5
 # without its embeddings 6.53e9 / (28 * 3584) = 65 thousand. Narrower models pay more for length: --row_length.
 _ATTENTION_LENGTH = 65536
-# Shapes fitted to the sample. A 7B step compiles in 13 s, so that all of them cost minutes of a run of hours.
-FITTED_SHAPES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +79,9 @@ def row_lengths(packing: PackingConfig, longest: int) -> tuple[int, ...]:
       UserError: the longest sequence does not fit into --row_length.
     """
     if packing.row_length:
-        return (packing.length(longest),)
+        if packing.row_length < longest:
+            raise UserError(f"--row_length={packing.row_length} is shorter than the longest solution, {longest} tokens")
+        return (packing.row_length,)
     quantum = QUANTUM if longest >= QUANTUM else _SMALL_QUANTUM
     last = _round_up(int(_LONGEST_ROW[packing.packing] * longest), quantum)
     # Rows much shorter than the longest sequence are of use only where every sequence is short; 64 lengths are plenty.
@@ -112,7 +112,7 @@ def fit_shapes(
     fallback = _fallback(need, lengths, trajectories, row_multiple, packing)
     # A division into rows of one length is also one into longer rows.
     need = np.minimum.accumulate(need, axis=1)
-    fitted = _least_waste(need, lengths, fallback)
+    fitted = _least_waste(need, lengths, fallback, packing.row_shapes)
     return RowShapes((*fitted, *fallback))
 
 
@@ -154,9 +154,12 @@ def _fallback(
 
 
 def _least_waste(
-    need: Float64[np.ndarray, "batches lengths"], lengths: Sequence[int], fallback: Sequence[tuple[int, int]]
+    need: Float64[np.ndarray, "batches lengths"],
+    lengths: Sequence[int],
+    fallback: Sequence[tuple[int, int]],
+    most: int,
 ) -> list[tuple[int, int]]:
-    """At most FITTED_SHAPES shapes, chosen greedily and then exchanged one by one while that helps."""
+    """At most `most` shapes, chosen greedily and then exchanged one by one while that helps."""
     finite = np.isfinite(need)
     found = {(int(need[b, i]), lengths[i]) for b, i in zip(*np.nonzero(finite), strict=True)}
     candidates = sorted(found - set(fallback))
@@ -170,7 +173,7 @@ def _least_waste(
         base = np.where(need[:, place[length]] <= rows, np.minimum(base, cost(rows, length)), base)
     chosen: list[int] = []
     current = base
-    while len(chosen) < FITTED_SHAPES:
+    while len(chosen) < most:
         best, now = _best_addition(costs, current)
         if now >= current.sum():
             break

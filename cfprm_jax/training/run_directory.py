@@ -28,11 +28,11 @@ PRM_FILE = "prm.json"
 TENSORBOARD = "tensorboard"
 
 
-def check(output_dir: str, resume: bool) -> pathlib.Path:
+def check(output_dir: str, resume: str) -> pathlib.Path:
     """The run directory, which must hold no run, or one if it is to be gone on with. Nothing is written yet.
 
     Raises:
-      UserError: --output_dir is missing or a file, holds another run without --resume, or none with it.
+      UserError: --output_dir is missing or a file, holds another run under --resume=never, or none under always.
     """
     if not output_dir:
         raise UserError("--output_dir is missing: the directory that checkpoints, metrics and the model are written to")
@@ -40,13 +40,13 @@ def check(output_dir: str, resume: bool) -> pathlib.Path:
     if path.exists() and not path.is_dir():
         raise UserError(f"--output_dir={output_dir} is a file")
     held = [name for name in (CONFIG, METRICS, CHECKPOINTS, MODEL) if (path / name).exists()]
-    if held and not resume:
+    if held and resume == "never":
         raise UserError(
             f"--output_dir={output_dir} holds another run ({', '.join(held)}): choose another directory, "
-            "or go on with that run by --resume"
+            "or go on with that run by --resume=auto"
         )
-    if resume and CONFIG not in held:
-        raise UserError(f"--resume: --output_dir={output_dir} holds no run to go on with (no {CONFIG} there)")
+    if resume == "always" and CONFIG not in held:
+        raise UserError(f"--resume=always: --output_dir={output_dir} holds no run to go on with (no {CONFIG} there)")
     return path
 
 

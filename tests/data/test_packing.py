@@ -11,7 +11,7 @@ from cfprm_jax.config import PackingConfig
 from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import forest_of, pack, tokens_placed
 from cfprm_jax.data.partition import divide, separate_forest, shared_forest
-from cfprm_jax.data.row_shapes import FITTED_SHAPES, RowShapes, fit_shapes, row_lengths
+from cfprm_jax.data.row_shapes import RowShapes, fit_shapes, row_lengths
 from cfprm_jax.errors import UserError
 
 MARKER = 9
@@ -251,7 +251,7 @@ class TestRowShapes:
         config = PackingConfig(packing=packing, batch_size=16)
         forests = [forest_of(encoded, packing) for encoded in self.sample(0, 32, 16)]
         shapes = fit_shapes(forests, config, 405, 16, row_multiple)
-        assert len(shapes.all()) <= FITTED_SHAPES + 4
+        assert len(shapes.all()) <= config.row_shapes + 4
         assert all(rows % row_multiple == 0 and length % 128 == 0 for rows, length in shapes.all())
         area = placed = 0
         for encoded in self.sample(1, 24, 16):
@@ -269,11 +269,10 @@ class TestRowShapes:
         forests = [forest_of(encoded, "tree") for encoded in self.sample(0, 8, 16)]
         assert {length for _, length in fit_shapes(forests, config, 405, 16).all()} == {512}
 
-    def test_a_batch_that_fits_shorter_rows_is_known_to_fit_longer_ones(self, monkeypatch):
+    def test_a_batch_that_fits_shorter_rows_is_known_to_fit_longer_ones(self):
         """With one shape to choose, the one that holds both batches saves more than the best for the small one."""
-        monkeypatch.setattr("cfprm_jax.data.row_shapes.FITTED_SHAPES", 1)
         forests = [forest_of([solution([1] * tokens, [[]])], "tree") for tokens in (99, 639)]
-        assert fit_shapes(forests, PackingConfig(packing="tree"), 640, 1).all() == ((1, 640), (1, 1920))
+        assert fit_shapes(forests, PackingConfig(packing="tree", row_shapes=1), 640, 1).all() == ((1, 640), (1, 1920))
 
     def test_covering_shapes_double_up_to_one_row_a_trajectory(self):
         shapes = RowShapes.covering([128, 256], trajectories=12, row_multiple=2)

@@ -1,0 +1,69 @@
+"""The quickstart over several seeds: is the trained PRM ahead of majority vote and pass@1 by more than the intervals?
+
+    python bench/quickstart_seeds.py [--seeds=5] [--output_dir=runs/quickstart_seeds] [--output=FILE.json]
+
+Every seed has a world, a model and an order of its own. Prints a Markdown table of Best-of-N accuracy (minimum of the
+step scores) in %, with 95 % intervals, and exits with 1 if an interval of the PRM touches one of majority vote or pass@1.
+A seed whose results are there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+
+import jax
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def train(seed: int, directory: pathlib.Path) -> float:
+    """Seconds that the quickstart took as a whole process."""
+    command = [sys.executable, "-m", "cfprm_jax.train", f"--flagfile={ROOT / 'configs' / 'quickstart.flags'}"]
+    started = time.monotonic()
+    subprocess.run(
+        [*command, f"--seed={seed}", f"--output_dir={directory}"], check=True, stdout=subprocess.DEVNULL, cwd=ROOT
+    )
+    return round(time.monotonic() - started, 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/quickstart_seeds"))
+    parser.add_argument("--output", type=pathlib.Path)
+    options = parser.parse_args()
+
+    print("| seed | seconds | n | best of n, min | majority vote | pass@1 | ahead of both |")
+    print("|---|---|---|---|---|---|---|")
+    found, all_ahead = [], True
+    for seed in range(options.seeds):
+        directory = (options.output_dir / str(seed)).resolve()
+        results = directory / "best_of_n" / "results.json"
+        seconds = None if results.exists() else train(seed, directory)
+        rows = json.loads(results.read_text())["rows"]
+        found.append({"seed": seed, "seconds": seconds, "rows": rows})
+        for n in sorted({row["n"] for row in rows}):
+            at = {(row["method"], row["aggregation"]): row for row in rows if row["n"] == n}
+            prm, others = at["best_of_n", "min"], [at["majority", None], at["pass_at_1", None]]
+            ahead = all(prm["ci95"][0] > other["ci95"][1] for other in others)
+            all_ahead &= ahead
+            cells = [
+                f"{100 * row['accuracy']:.1f} [{100 * row['ci95'][0]:.1f}, {100 * row['ci95'][1]:.1f}]"
+                for row in (prm, *others)
+            ]
+            print(f"| {seed} | {seconds or ''} | {n} | {' | '.join(cells)} | {'yes' if ahead else 'no'} |", flush=True)
+    if options.output:
+        machine = {"python": platform.python_version(), "jax": jax.__version__, "cpus": os.cpu_count()}
+        options.output.write_text(json.dumps({"machine": machine, "command": sys.argv, "seeds": found}, indent=1) + "\n")
+    return 0 if all_ahead else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What scores are worth: grading, Best-of-N, intervals, tables."""

@@ -1,0 +1,1 @@
+"""Using a trained PRM: from questions and steps to scores."""

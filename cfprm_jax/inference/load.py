@@ -1,0 +1,90 @@
+"""A PRM from whatever holds one: a run of train, one of its checkpoints, or a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from cfprm_jax.config import DeviceConfig, EncodingConfig
+from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.errors import UserError
+from cfprm_jax.inference.rows import sigmoid
+from cfprm_jax.inference.scorer import Scorer
+from cfprm_jax.models import hf
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.parameters import param_specs
+from cfprm_jax.training import sharding
+from cfprm_jax.training.checkpoint import LoadedPRM, load_for_inference
+from cfprm_jax.training.run_directory import CHECKPOINTS, PRM_FILE
+
+
+def open_prm(
+    path: str | pathlib.Path,
+    dtype: str = "bfloat16",
+    attention: str = "auto",
+    mesh: Mesh | None = None,
+    encoding: EncodingConfig | None = None,
+) -> LoadedPRM:
+    """The PRM that a directory holds, ready to score.
+
+    Args:
+      path: a run directory of train (its newest checkpoint), one of its checkpoints/STEP, or a Hugging Face directory
+        of a PRM.
+      dtype: type that the network computes in, and of its weights; the reward head is float32.
+      attention: attention backend.
+      mesh: where the parameters go; None is one device.
+      encoding: how texts become tokens, for a Hugging Face directory that does not say so (prm.json, which export
+        writes); a directory that does say is believed. None is EncodingConfig's defaults.
+
+    Raises:
+      UserError: nothing of that kind is there, or a language model without a reward head.
+    """
+    path = pathlib.Path(path)
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory")
+    if path.name == CHECKPOINTS or path.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir():
+        return load_for_inference(path, dtype, attention, mesh)
+    head = hf.head_of(path)
+    if head is None:
+        raise UserError(f"{path} has no reward head (score.*): it is a language model, not a process reward model")
+    backbone, _ = hf.read_config(path)
+    config = PRMConfig(backbone=backbone, head=head, dtype=dtype, attention=attention, remat="none")
+    mesh = mesh or sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+    shardings = sharding.param_shardings(mesh, param_specs(config))
+    params, _ = hf.load_params(path, config, shardings=shardings, dtype=jnp.dtype(dtype))
+    meta = json.loads((path / PRM_FILE).read_text()) if (path / PRM_FILE).is_file() else {}
+    encoding = EncodingConfig(**meta["encoding"]) if "encoding" in meta else encoding or EncodingConfig()
+    return LoadedPRM(config, params, load_tokenizer(path, encoding.marker), encoding, meta)
+
+
+class PRM:
+    """A process reward model for notebooks: load once, score many."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def score(self, question: str, steps: Sequence[str]) -> list[float]:
+        """The score of each step, in [0, 1].
+
+        Raises:
+          UserError: there are no steps, or they are longer than the model's max_length in tokens.
+        """
+        (logits,) = self._scorer.score([(question, steps)])
+        if logits is None:
+            limit = self._scorer.encoder.config.max_length
+            raise UserError("a solution without steps" if not steps else f"the solution is longer than {limit} tokens")
+        return sigmoid(logits).tolist()
+
+
+def load(directory: str | pathlib.Path, dtype: str = "float32") -> PRM:
+    """The PRM of a run directory, a checkpoint or a Hugging Face directory (see :func:`open_prm`).
+
+    Args:
+      dtype: "float32" or "bfloat16", the type that the network computes in.
+    """
+    return PRM(Scorer(open_prm(directory, dtype), batch_rows=1))

@@ -1,0 +1,253 @@
+"""Best-of-N against published figures, a plain implementation, and by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cfprm_jax.config import AGGREGATIONS
+from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.best_of_n import aggregate, evaluate, make_pool, subsets
+from cfprm_jax.evaluation.candidates import Candidate, Question, read_candidates
+
+
+def candidate(scores, correct=False, predicted="x", logits=None):
+    return Candidate(
+        text="",
+        step_scores=None if scores is None else np.asarray(scores, np.float64),
+        step_logits=None if logits is None else np.asarray(logits, np.float64),
+        predicted=predicted,
+        correct=correct,
+        was_scored=True,
+    )
+
+
+def question(*candidates, name="q"):
+    return Question(name, "?", "x", candidates, f"c.jsonl:{name}")
+
+
+def accuracies(questions, n=(1,), draws=0, seed=0, aggregations=AGGREGATIONS):
+    rows = evaluate(make_pool(questions, aggregations, "none"), n, draws, seed, 200)
+    return {(row.n, row.method, row.aggregation): row.accuracy for row in rows}
+
+
+def test_published_candidates_give_the_published_accuracies(shared):
+    folder = shared / "data" / "bon"
+    expected = json.loads((folder / "expected_math500_first250.json").read_text())
+    found = accuracies(read_candidates(folder / "math500_first250_qwen2.5-7b-instruct_n32.jsonl.gz"), (8, 16, 32))
+    for n in (8, 16, 32):
+        for name in AGGREGATIONS:
+            key = f"best_of_{n} {name} (first {n} candidates, first wins a tie)"
+            assert round(found[n, "best_of_n", name], 4) == expected[key]
+    assert round(found[32, "pass_at_1", None], 4) == expected["pass@1 (mean over candidates)"]
+    assert round(found[32, "oracle", None], 4) == expected["oracle@32"]
+
+
+# --- a plain implementation, one question and one candidate at a time -------------------------------------------------
+
+
+def sigmoid(z):
+    return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
+
+
+def plain_rank(c, name):
+    if c.step_scores is None or not len(c.step_scores):
+        return -math.inf
+    p, z = [float(v) for v in c.step_scores], c.step_logits
+    if name == "mean":
+        return statistics.fmean(p)
+    if name == "product":
+        return math.fsum(math.log(v) for v in p) if z is None else math.fsum(-math.log1p(math.exp(-v)) for v in z)
+    values = p if z is None else z
+    return min(values) if name == "min" else values[-1]
+
+
+def plain_weight(c, name):
+    rank = plain_rank(c, name)
+    if rank == -math.inf:
+        return 0.0
+    if name == "product":
+        return math.exp(rank)
+    return sigmoid(rank) if c.step_logits is not None and name != "mean" else rank
+
+
+def plain_vote(chosen, weights):
+    totals = {}
+    for c, weight in zip(chosen, weights, strict=True):
+        if c.predicted is not None:
+            totals[c.predicted] = totals.get(c.predicted, 0.0) + weight
+    if not totals:
+        return False
+    best = max(totals, key=totals.get)  # a dict keeps the order of first appearance
+    return next(c.correct for c in chosen if c.predicted == best)
+
+
+def plain_accuracies(questions, n):
+    out = {}
+    for size in n:
+        for name in AGGREGATIONS:
+            best, vote = [], []
+            for q in questions:
+                chosen = q.candidates[:size]
+                best.append(max(chosen, key=lambda c: plain_rank(c, name)).correct)  # the first on a tie
+                vote.append(plain_vote(chosen, [plain_weight(c, name) for c in chosen]))
+            out[size, "best_of_n", name] = statistics.fmean(best)
+            out[size, "weighted_vote", name] = statistics.fmean(vote)
+        out[size, "majority", None] = statistics.fmean(plain_vote(q.candidates[:size], [1.0] * size) for q in questions)
+        out[size, "oracle", None] = statistics.fmean(any(c.correct for c in q.candidates[:size]) for q in questions)
+        out[size, "first", None] = statistics.fmean(q.candidates[0].correct for q in questions)
+        out[size, "pass_at_1", None] = statistics.fmean(
+            statistics.fmean(c.correct for c in q.candidates) for q in questions
+        )
+    return out
+
+
+# Few distinct values, exact in binary, so that ties are common and sums of them exact.
+steps = st.lists(st.sampled_from([0.25, 0.5, 1.0]), max_size=3)
+
+
+@st.composite
+def pools(draw):
+    with_logits = draw(st.booleans())
+    questions = []
+    for number in range(draw(st.integers(1, 4))):
+        made = []
+        for _ in range(draw(st.integers(3, 5))):
+            scores = draw(st.none() | steps)
+            logits = None
+            if with_logits and scores:
+                logits = [{0.25: -1.0, 0.5: 0.0, 1.0: 40.0}[p] for p in scores]
+                scores = [sigmoid(z) for z in logits]
+            made.append(candidate(scores, draw(st.booleans()), draw(st.sampled_from(["a", "b", "c", None])), logits))
+        questions.append(question(*made, name=str(number)))
+    return questions
+
+
+@given(pools())
+@settings(max_examples=150, deadline=None)
+def test_it_agrees_with_a_plain_implementation(questions):
+    found, expected = accuracies(questions, (1, 3)), plain_accuracies(questions, (1, 3))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, abs=1e-12), key
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_logits_break_the_ties_of_scores_that_round_to_one():
+    sure, surer = candidate([1.0, 1.0], logits=[40.0, 50.0]), candidate([1.0, 1.0], True, logits=[45.0, 60.0])
+    found = accuracies([question(sure, surer)], (2,))
+    assert [found[2, "best_of_n", name] for name in AGGREGATIONS] == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_aggregation_in_numbers():
+    plain = aggregate([candidate([0.2, 0.5]), candidate([0.9])], AGGREGATIONS, "c.jsonl:1")
+    for name, value in {"min": 0.2, "last": 0.5, "product": math.log(0.1), "mean": 0.35}.items():
+        assert plain[name][0][0] == pytest.approx(value, rel=1e-14)
+        assert plain[name][1][0] == pytest.approx(math.exp(value) if name == "product" else value, rel=1e-14)
+    z = [-2.0, 1.0]
+    p = [sigmoid(value) for value in z]
+    raw = aggregate([candidate(p, logits=z)], AGGREGATIONS, "c.jsonl:1")
+    expected = {"min": (-2.0, p[0]), "last": (1.0, p[1]), "mean": (sum(p) / 2, sum(p) / 2)}
+    for name, (rank, weight) in {**expected, "product": (math.log(p[0] * p[1]), p[0] * p[1])}.items():
+        assert (raw[name][0][0], raw[name][1][0]) == pytest.approx((rank, weight), rel=1e-14)
+
+
+def test_huge_logits_stay_finite():
+    out = aggregate([candidate([0.0, 1.0], logits=[-1e4, 1e4])], AGGREGATIONS, "c.jsonl:1")
+    assert out["product"][0][0] == -1e4 and out["min"][0][0] == -1e4
+    assert all(np.isfinite(ranks).all() and (weights >= 0).all() for ranks, weights in out.values())
+
+
+def test_a_score_of_zero_is_above_no_score_and_an_unscored_question_counts():
+    questions = [
+        question(candidate(None), candidate([0.0], True), name="zero"),
+        question(candidate(None, True), candidate([]), name="none"),
+        question(candidate(None), candidate([], True), name="wrong"),
+    ]
+    found = accuracies(questions, (2,))
+    assert all(found[2, "best_of_n", name] == pytest.approx(2 / 3) for name in AGGREGATIONS)
+    assert make_pool(questions, ("min",), "none").unscored == 5
+
+
+def test_candidates_without_an_answer_do_not_vote():
+    voters = [candidate([0.5], True, None)] * 3 + [candidate([0.5], False, "a")]
+    assert accuracies([question(*voters)], (4,))[4, "majority", None] == 0.0
+    assert accuracies([question(*voters[:3])], (3,))[3, "majority", None] == 0.0
+
+
+def test_n_beyond_the_pool_names_the_question():
+    questions = [question(*[candidate([0.5])] * 4, name="large"), question(*[candidate([0.5])] * 3, name="small")]
+    pool = make_pool(questions, ("min",), "none")
+    with pytest.raises(UserError, match=r"--n=4: question 'small' has only 3 candidates"):
+        evaluate(pool, (2, 4), 0, 0, 100)
+
+
+def test_what_cannot_be_ranked_is_refused():
+    with pytest.raises(UserError, match=r'c\.jsonl:q: candidate 0 has no "step_scores"'):
+        make_pool([question(Candidate(text="", correct=True))], ("min",), "none")
+    mixed = question(candidate([0.5], logits=[0.0]), candidate([0.9]))
+    with pytest.raises(UserError, match=r'candidate 1 has no "step_logits", but candidate 0 has'):
+        make_pool([mixed], ("min",), "none")
+    with pytest.raises(UserError, match="no questions"):
+        make_pool([], ("min",), "none")
+
+
+def test_subsets_are_uniform_nested_and_in_file_order():
+    sizes = np.array([6, 4])
+    count = np.zeros((2, 6))
+    for subset in subsets(sizes, (3, 2), 600, 0):
+        for line, (two, three) in enumerate(zip(subset[2], subset[3], strict=True)):
+            assert sorted(set(three)) == list(three) and set(two) < set(three)
+            assert three.max() < sizes[line]
+            count[line, two] += 1
+    np.testing.assert_allclose(count[0] / 600, 2 / 6, atol=0.08)
+    np.testing.assert_allclose(count[1, :4] / 600, 2 / 4, atol=0.08)
+
+
+def test_draws_approach_the_exact_expectation_and_report_their_spread():
+    # One right candidate of four, ranked highest: a subset of two holds it with probability 1/2.
+    hard = question(candidate([0.1]), candidate([0.9], True), candidate([0.2]), candidate([0.3]))
+    pool = make_pool([hard], ("min",), "none")
+    rows = {row.method: row for row in evaluate(pool, (2,), 2000, 0, 100)}
+    assert rows["best_of_n"].accuracy == pytest.approx(0.5, abs=0.04)
+    assert rows["best_of_n"].draws == 2000 and rows["best_of_n"].draw_std == pytest.approx(0.5, abs=0.01)
+    assert rows["pass_at_1"].accuracy == 0.25 and rows["pass_at_1"].draws == 0
+    assert rows["pass_at_1"].draw_std is None
+    again = {row.method: row for row in evaluate(pool, (2,), 2000, 0, 100)}
+    assert again == rows
+    assert {row.method: row for row in evaluate(pool, (2,), 2000, 1, 100)} != rows
+
+
+def test_drawing_the_whole_pool_is_no_draw():
+    rng = np.random.default_rng(0)
+    questions = [
+        question(
+            *[candidate(rng.random(3).round(1), rng.random() < 0.5, str(rng.integers(3))) for _ in range(6)],
+            name=str(number),
+        )
+        for number in range(20)
+    ]
+    assert accuracies(questions, (6,), draws=3) == pytest.approx(accuracies(questions, (6,)))
+
+
+def test_a_large_file_takes_seconds():
+    rng = np.random.default_rng(0)
+    questions = [
+        question(
+            *[candidate(rng.random(10), bool(rng.random() < 0.5), str(rng.integers(9))) for _ in range(64)],
+            name=str(number),
+        )
+        for number in range(500)
+    ]
+    start = time.process_time()
+    evaluate(make_pool(questions, AGGREGATIONS, "none"), (8, 16, 32, 64), 0, 0, 10000)
+    assert time.process_time() - start < 10

@@ -1,0 +1,101 @@
+"""Scores into rows: what is added, and that nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.candidates import read_candidates
+from cfprm_jax.inference.rows import Counts, score_rows, scored_questions, sigmoid
+from cfprm_jax.inference.scorer import Scorer
+
+QUESTION = "start=three+two-four"
+STEPS = ["three+two=five", "five-four=one", "answer=one"]
+
+
+@pytest.fixture(scope="module")
+def scorer(loaded):
+    return Scorer(loaded, batch_rows=2)
+
+
+def test_candidates_get_scores_and_keep_all_else(scorer):
+    row = {
+        "extra": {"deep": [1, None]},
+        "id": "q",
+        "question": QUESTION,
+        "answer": "one",
+        "candidates": [
+            {"steps": STEPS, "text": "something else", "note": "kept", "step_scores": [0.5] * 3},
+            {"text": "\n\n".join(STEPS), "correct": True},
+            {"steps": []},
+            {"steps": STEPS * 20},
+            {"text": " "},
+        ],
+    }
+    before, counts = copy.deepcopy(row), Counts()
+    ((scored, source),) = score_rows([(row, "c.jsonl:1")], scorer, counts)
+    assert source == "c.jsonl:1"
+    given, split, empty, long, blank = scored["candidates"]
+    (logits,) = scorer.score([(QUESTION, STEPS)])
+    np.testing.assert_array_equal(np.float32(given["step_logits"]), logits)
+    np.testing.assert_array_equal(given["step_scores"], sigmoid(logits))
+    np.testing.assert_allclose(split["step_logits"], logits, rtol=1e-5)
+    for candidate in (empty, long, blank):
+        assert candidate["step_scores"] is None and candidate["step_logits"] is None
+    assert counts == Counts(rows=1, solutions=5, steps=6, empty=2, too_long=1)
+    for after, original in zip(scored["candidates"], before["candidates"], strict=True):
+        added = {"step_scores", "step_logits"}
+        assert {k: v for k, v in after.items() if k not in added} == {
+            k: v for k, v in original.items() if k not in added
+        }
+    assert {k: v for k, v in scored.items() if k != "candidates"} == {
+        k: v for k, v in before.items() if k != "candidates"
+    }
+
+
+def test_stepwise_rows_get_scores_and_keep_all_else(scorer):
+    row = {"prompt": QUESTION, "completions": STEPS, "labels": [True, None, 0.7], "id": 5}
+    ((scored, _),) = score_rows([(dict(row), "t.jsonl:1")], scorer, Counts())
+    assert {k: scored[k] for k in row} == row
+    (logits,) = scorer.score([(QUESTION, STEPS)])
+    np.testing.assert_array_equal(np.float32(scored["step_logits"]), logits)
+    assert len(scored["step_scores"]) == 3
+
+
+def test_rows_come_out_in_order_and_before_all_are_read(scorer):
+    read = []
+
+    def items():
+        for number in range(1200):
+            read.append(number)
+            yield {"prompt": QUESTION, "completions": STEPS[: 1 + number % 3], "number": number}, f"t:{number}"
+
+    scored = score_rows(items(), scorer, Counts())
+    first, _ = next(scored)
+    assert first["number"] == 0 and len(read) < 1200
+    rest = [(row["number"], len(row["step_logits"])) for row, _ in scored]
+    assert rest == [(number, 1 + number % 3) for number in range(1, 1200)]
+
+
+@pytest.mark.parametrize("row", [{}, {"prompt": "a", "completions": "b"}, {"prompt": 1, "completions": ["b"]}])
+def test_rows_of_no_known_format_are_refused(scorer, row):
+    with pytest.raises(UserError, match=r"x\.jsonl:9: neither a candidates row"):
+        list(score_rows([(row, "x.jsonl:9")], scorer, Counts()))
+
+
+def test_questions_in_memory(scorer, world):
+    questions = list(read_candidates(world.candidates))
+    scored = list(scored_questions(iter(questions), scorer))
+    assert [q.id for q in scored] == [q.id for q in questions]
+    assert [q.source for q in scored] == [q.source for q in questions]
+    assert all(len(c.step_logits) == len(c.steps) for q in scored for c in q.candidates)
+    assert not any(c.was_scored for q in questions for c in q.candidates)
+    assert not any("step_scores" in c for q in questions for c in q.row["candidates"])
+
+
+def test_sigmoid_is_exact_and_does_not_overflow():
+    z = np.array([-1e4, -30.0, 0.0, 2.0, 40.0, 1e4], np.float32)
+    np.testing.assert_allclose(sigmoid(z), [0, 9.357622968839299e-14, 0.5, 0.8807970779778823, 1, 1], rtol=1e-14)

@@ -1,0 +1,128 @@
+"""The score command, end to end with a small exported PRM."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import cfprm_jax
+from cfprm_jax import flags, score, synthetic
+from cfprm_jax.config import EncodingConfig
+from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.models import hf
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.parameters import init_params
+
+WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=3, solutions_per_problem=2, candidates_per_problem=8)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return synthetic.materialise(tmp_path_factory.mktemp("world"), 0, WORLD)
+
+
+@pytest.fixture(scope="module")
+def prm(world, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("export") / "prm"
+    config = PRMConfig(hf.read_config(world.model)[0])
+    encoding = EncodingConfig(max_length=96, system_prompt="")
+    params = init_params(config, jax.random.key(0))
+    hf.export(directory, params, config, load_tokenizer(world.model), encoding, dtype="float32")
+    return directory
+
+
+def run(*arguments):
+    return flags.run(
+        score.ScoreConfig, score.main, ["score", "--dtype=float32", "--mesh=data=2", "--compile_cache_dir=", *arguments]
+    )
+
+
+@pytest.fixture(autouse=True)
+def two_devices(monkeypatch):
+    devices = jax.devices()[:2]
+    monkeypatch.setattr(jax, "devices", lambda *_: devices)
+
+
+def rows(path):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_candidates_are_scored_as_the_python_interface_scores_them(prm, world, tmp_path, capsys):
+    output = tmp_path / "new" / "scored.jsonl.gz"
+    assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}") == 0
+    scored, given = rows(output), rows(world.candidates)
+    assert [row["id"] for row in scored] == [row["id"] for row in given]
+    reference = cfprm_jax.load(prm)
+    for row, before in zip(scored, given, strict=True):
+        for candidate, original in zip(row["candidates"], before["candidates"], strict=True):
+            assert original.items() <= candidate.items()
+            assert candidate.keys() - original.keys() == {"step_scores", "step_logits"}
+        expected = reference.score(row["question"], row["candidates"][0]["steps"])
+        np.testing.assert_allclose(row["candidates"][0]["step_scores"], expected, rtol=1e-5)
+    out = capsys.readouterr().out
+    assert "3 rows, 24 solutions" in out and "0 without steps, 0 over 96 tokens" in out
+    config = json.loads((tmp_path / "new" / "scored.jsonl.gz.config.json").read_text())
+    assert config["model"] == str(prm) and config["dtype"] == "float32"
+    assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.config.json"}
+
+
+def test_stepwise_rows_and_what_is_too_long(prm, world, tmp_path, capsys):
+    output = tmp_path / "scored.jsonl"
+    arguments = [
+        f"--model={prm}",
+        f"--input={world.train}",
+        f"--output={output}",
+        "--max_length=20",
+        "--packing=sequence",
+    ]
+    assert run(*arguments) == 0
+    scored = rows(output)
+    assert len(scored) == 4
+    missing = [row for row in scored if row["step_logits"] is None]
+    assert 0 < len(missing) < 4
+    assert f"{len(missing)} over 20 tokens" in capsys.readouterr().out
+    assert all(len(row["step_scores"]) == len(row["completions"]) for row in scored if row not in missing)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint=run"], "name one of --model"),
+        (["--model="], "name one of --model"),
+        (["--input="], "--input is empty"),
+        (["--output="], "--output is empty"),
+        (["--model=/nowhere"], "/nowhere is not a directory"),
+        (["--input=/nowhere.jsonl"], "/nowhere.jsonl: no such file"),
+        (["--packing=forest"], "packing"),
+        (["--row_length=64"], "--row_length=64 is shorter than the model's max_length=96"),
+        (["--mesh=data=3"], "--mesh=data=3"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(prm, world, tmp_path, capsys, arguments, message):
+    output = tmp_path / "scored.jsonl"
+    assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not output.exists()
+
+
+def test_a_bad_row_leaves_no_output_behind(prm, world, tmp_path, capsys):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(world.candidates.read_text().splitlines()[0] + '\n{"question": "?"}\n')
+    output = tmp_path / "out" / "scored.jsonl"
+    assert run(f"--model={prm}", f"--input={bad}", f"--output={output}") == 2
+    assert "bad.jsonl:2: neither a candidates row" in capsys.readouterr().err
+    assert list(output.parent.iterdir()) == []
+
+
+def test_an_output_that_exists_is_kept(prm, world, tmp_path, capsys):
+    output = tmp_path / "scored.jsonl"
+    output.write_text("precious")
+    assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}") == 2
+    assert "exists already" in capsys.readouterr().err and output.read_text() == "precious"
