@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -42,3 +44,29 @@ def test_cache_directories(tmp_path, monkeypatch) -> None:
         assert jax.config.jax_compilation_cache_dir is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+_COUNT_FAULTS = """
+import resource, sys
+import jax, numpy as np
+from cfprm_jax.training import devices
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        np.ones(1 << 22)  # 32 MB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before, kept = faults(), devices.keep_freed_memory(jax.devices())
+faults()  # the first buffer is new to the process
+print(before, faults(), kept)
+"""
+
+
+def test_freed_buffers_are_kept_on_a_cpu() -> None:
+    """The second and later buffers of one size cost no page faults once freed memory stays with the process."""
+    run = subprocess.run([sys.executable, "-c", _COUNT_FAULTS], capture_output=True, text=True, check=True)
+    before, after, kept = run.stdout.split()
+    if kept != "True":
+        pytest.skip("the C library is not glibc")
+    assert int(after) < int(before) / 10
