@@ -39,20 +39,22 @@ def lines(run: pathlib.Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-def saving(run: pathlib.Path) -> bool:
+def unfinished(run: pathlib.Path) -> set[str]:
+    """Checkpoints that are being written, or were when a process died."""
     folder = run / "checkpoints"
-    return folder.is_dir() and any("tmp" in p.name for p in folder.iterdir())
+    return {p.name for p in folder.iterdir() if "tmp" in p.name} if folder.is_dir() else set()
 
 
 def kill_once(flags: list[str], run: pathlib.Path, during_a_save: bool, more_steps: int) -> str:
     """Start or resume, kill at the moment wished for; what was there at that moment."""
+    begin, left_behind = lines(run), unfinished(run)
     process = start(flags, run, resume=(run / "config.json").exists())
-    begin = lines(run)
     while process.poll() is None:
-        if saving(run) if during_a_save and lines(run) > begin else lines(run) >= begin + more_steps:
+        reached = lines(run) >= begin + (1 if during_a_save else more_steps)
+        if reached and (not during_a_save or unfinished(run) - left_behind):
             break
         time.sleep(0.0005)
-    was_saving = saving(run)
+    was_saving = bool(unfinished(run) - left_behind)
     process.kill()
     text, _ = process.communicate()
     if process.returncode not in (0, -9):

@@ -3,8 +3,8 @@
     python bench/quickstart_seeds.py [--seeds=5] [--output_dir=runs/quickstart_seeds] [--output=FILE.json]
 
 Every seed has a world, a model and an order of its own. Prints a Markdown table of Best-of-N accuracy (minimum of the
-step scores) in %, with 95 % intervals, and exits with 1 if an interval of the PRM touches one of majority vote or pass@1.
-A seed whose results are there already is not run again.
+step scores) in %, with 95 % intervals, and exits with 1 if an interval of the PRM touches one of majority vote or
+pass@1. A seed whose results are there already is not run again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> int:
             print(f"| {seed} | {seconds or ''} | {n} | {' | '.join(cells)} | {'yes' if ahead else 'no'} |", flush=True)
     if options.output:
         machine = {"python": platform.python_version(), "jax": jax.__version__, "cpus": os.cpu_count()}
-        options.output.write_text(json.dumps({"machine": machine, "command": sys.argv, "seeds": found}, indent=1) + "\n")
+        outcome = {"machine": machine, "command": sys.argv, "seeds": found}
+        options.output.write_text(json.dumps(outcome, indent=1) + "\n")
     return 0 if all_ahead else 1
 
 

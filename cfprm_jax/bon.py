@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cfprm_jax import flags
@@ -48,19 +48,29 @@ class BonConfig:
     output_dir: str = option("", "Directory of the results; one that holds something else is refused.")
 
     def __post_init__(self) -> None:
-        if not self.n or not self.aggregation:
-            raise UserError(f"--{'n' if not self.n else 'aggregation'} is empty")
-        for name in ("n", "aggregation"):
-            if len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise UserError(f"--{name}={','.join(getattr(self, name))} names something twice")
-        for text in self.n:
-            if not (text.isascii() and text.isdigit() and int(text) >= 1):
-                raise UserError(f"--n: {text!r} is not a positive whole number")
+        parse_sizes(self.n, "--n")
+        _check_list(self.aggregation, "--aggregation")
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The numbers of candidates."""
-        return tuple(int(text) for text in self.n)
+        return parse_sizes(self.n, "--n")
+
+
+def parse_sizes(texts: Sequence[str], flag: str) -> tuple[int, ...]:
+    """The numbers of candidates that a flag names. UserError if there are none, or one that is no positive number."""
+    _check_list(texts, flag)
+    for text in texts:
+        if not (text.isascii() and text.isdigit() and int(text) >= 1):
+            raise UserError(f"{flag}: {text!r} is not a positive whole number")
+    return tuple(int(text) for text in texts)
+
+
+def _check_list(texts: Sequence[str], flag: str) -> None:
+    if not texts:
+        raise UserError(f"{flag} is empty")
+    if len(set(texts)) < len(texts):
+        raise UserError(f"{flag}={','.join(texts)} names something twice")
 
 
 def evaluate(questions: Iterable[Question], config: BonConfig) -> tuple[dict[str, Any], str]:

@@ -202,9 +202,9 @@ class OptimizerConfig:
     final_rate_fraction: float = option(
         0.0, "Learning rate that the decay reaches at the end of the run, as a share of the peak.", lower=0.0, upper=1.0
     )
-    adam_b1: float = option(0.9, "AdamW's beta 1.", lower=0.0, upper=1.0)
-    adam_b2: float = option(0.999, "AdamW's beta 2.", lower=0.0, upper=1.0)
-    adam_eps: float = option(1e-8, "AdamW's epsilon.", lower=0.0)
+    adam_b1: float = option(0.9, "AdamW's beta 1.", lower=0.0, upper=0.99999)
+    adam_b2: float = option(0.999, "AdamW's beta 2.", lower=0.0, upper=0.99999)
+    adam_eps: float = option(1e-8, "AdamW's epsilon.", lower=1e-30)
     weight_decay: float = option(
         0.0, "Decoupled weight decay of matrices (never of biases, norms and embeddings).", lower=0.0
     )
@@ -242,7 +242,8 @@ class RunConfig:
         "never refuses an --output_dir that holds a run, auto goes on with it or starts one, always needs it there.",
         choices=("never", "auto", "always"),
     )
-    seed: int = option(0, "Seed of the order of the data and of the head's initialisation.", lower=0)
+    # JAX folds a larger one to 32 bits, where different seeds would be the same.
+    seed: int = option(0, "Seed of the order of the data and of the head's initialisation.", lower=0, upper=2**32 - 1)
     max_steps: int = option(0, "Stop after so many optimizer steps; 0 trains to the end of the data.", lower=0)
     log_every: int = option(
         10, "Optimizer steps between printed lines and TensorBoard points; metrics.jsonl has every step.", lower=1

@@ -71,7 +71,7 @@ def main(config: ExportConfig) -> None:
         config.dtype,
         progress=_Progress(),
     )
-    (output_dir / "export.flags").write_text("\n".join(flags.as_flags(config)) + "\n")
+    (output_dir / "export.flags").write_text(flags.flag_file(config))
     print(
         f"wrote {output_dir}: {report.parameters:,} parameters, {report.stored_bytes / 1e9:.2f} GB "
         f"in {len(report.files)} file(s) of weights"

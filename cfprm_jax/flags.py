@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 import shlex
 import sys
@@ -22,6 +23,7 @@ from absl import flags
 from cfprm_jax.errors import UserError
 
 Config = TypeVar("Config")
+_LISTS = flags.CsvListSerializer(",")
 
 
 def _options(config_type: type) -> Iterator[tuple[type, dataclasses.Field]]:
@@ -81,6 +83,10 @@ def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
             if unknown:
                 known = ", ".join(field.metadata["choices"])
                 raise UserError(f"--{field.name}: {', '.join(unknown)} is not among: {known}")
+            if "" in value:
+                raise UserError(f"--{field.name}={','.join(value)} has an empty entry")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{field.name}={value} is not a finite number")
         arguments[field.name] = value
     return config_type(**arguments)
 
@@ -91,7 +97,8 @@ def expand_flagfiles(
     """argv with every --flagfile=FILE replaced by the flags in it, one a line; blank lines and # comments are skipped.
 
     A relative FILE is looked for in directory; inside a flag file, that is the folder of the file itself, so a set of
-    files built on a common base works from anywhere. (absl resolves it against the working directory alone.)
+    files built on a common base works from anywhere. (absl resolves it against the working directory alone.) Values
+    that one line cannot hold as they are stand as flag_file writes them; no other quote or escape means anything here.
 
     Raises:
       UserError: a file is missing, includes itself, or holds a line that is no flag.
@@ -118,7 +125,7 @@ def expand_flagfiles(
             for number, line in enumerate(inner, 1):
                 if line and not line.startswith(("#", "-")):
                     raise UserError(f"{path}:{number}: expected a flag (--name=value) or a # comment, found {line!r}")
-            kept = [line for line in inner if line.startswith("-")]
+            kept = [_unquoted(line) for line in inner if line.startswith("-")]
             out += expand_flagfiles(kept, path.parent, (*including, path))
     return out
 
@@ -171,10 +178,40 @@ def as_flags(config: Any) -> list[str]:
         if dataclasses.is_dataclass(value):
             out += as_flags(value)
         else:
-            text = ",".join(value) if field.metadata["kind"] == "list" else value
+            text = _LISTS.serialize(list(value)) if field.metadata["kind"] == "list" else value
             text = str(text).lower() if field.metadata["kind"] == "bool" else text
             out.append(f"--{field.name}={text}")
     return out
+
+
+def flag_file(config: Any) -> str:
+    """The text of a flag file that gives this configuration."""
+    return "".join(f"{_quoted(flag)}\n" for flag in as_flags(config))
+
+
+def _quoted(flag: str) -> str:
+    """A flag as a line of a flag file; a value that would not survive there is a JSON string."""
+    name, _, value = flag.partition("=")
+    if value == value.strip() and value.isprintable() and not value.startswith('"'):
+        return flag
+    # No escape but \uXXXX: a "\times" in quotes, written by hand, is then not of this form and stays what it is.
+    escaped = (c if c.isprintable() and c not in '"\\' else _escaped(c) for c in value)
+    return f'{name}="{"".join(escaped)}"'
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def _unquoted(line: str) -> str:
+    """The flag of a line; quotes mean something only in what :func:`_quoted` writes."""
+    name, _, value = line.partition("=")
+    try:
+        flag = f"{name}={json.loads(value)}" if value.startswith('"') else line
+    except ValueError:
+        return line
+    return flag if _quoted(flag) == line else line
 
 
 def as_dict(config: Any) -> dict[str, Any]:
@@ -191,11 +228,11 @@ def write_config(config: Any, directory: str | pathlib.Path) -> None:
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(as_dict(config), indent=2) + "\n")
-    (directory / "run.flags").write_text("\n".join(as_flags(config)) + "\n")
+    (directory / "run.flags").write_text(flag_file(config))
 
 
 def run(config_type: type[Config], command: Callable[[Config], int | None], argv: Sequence[str] | None = None) -> int:
-    """Parse argv and run the command; a UserError becomes one line on stderr and status 2.
+    """Parse argv and run the command; a UserError, or a file or disk that the system refuses, is one line and status 2.
 
     Meant as ``sys.exit(flags.run(ScoreConfig, main))`` under ``if __name__ == "__main__"``.
     """
@@ -204,6 +241,12 @@ def run(config_type: type[Config], command: Callable[[Config], int | None], argv
         return command(parse(config_type, argv)) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno is None:  # not the system's word, but some library's: a fault that a traceback must tell
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {where}{error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"interrupted: {shlex.join(argv)}", file=sys.stderr)

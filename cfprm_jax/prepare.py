@@ -152,7 +152,7 @@ def main(config: PrepareConfig) -> int:
     report, report_path = _report(config, passes), pathlib.Path(files.report or f"{base}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
     report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    pathlib.Path(f"{base}.flags").write_text("\n".join(flags.as_flags(config)) + "\n", encoding="utf-8")
+    pathlib.Path(f"{base}.flags").write_text(flags.flag_file(config), encoding="utf-8")
     print(_summary(report))
     if config.read.max_bad_rows:
         formats.write_bad_rows(f"{base}.bad_rows.jsonl", passes[0].reading.bad_rows)
@@ -190,8 +190,13 @@ def _check(config: PrepareConfig) -> None:
     output = pathlib.Path(config.files.output)
     if output.suffix == ".parquet" or output.is_dir():
         raise UserError(f"--output={output}: the output is a file of JSON lines, NAME.jsonl or NAME.jsonl.gz")
-    if any(file.path.resolve() == output.resolve() for file in formats.expand(config.files.input)):
+    taken = {file.path.resolve() for file in formats.expand(config.files.input)}
+    if output.resolve() in taken:
         raise UserError(f"--output={output} is also an input")
+    if config.files.report and pathlib.Path(config.files.report).resolve() in taken | {output.resolve()}:
+        raise UserError(f"--report={config.files.report} is also an input or the output")
+    if config.files.report and pathlib.Path(config.files.report).is_dir():
+        raise UserError(f"--report={config.files.report} is a directory")
     for name in ("epochs_per_granularity", "schedule"):
         if getattr(config.windows, name) != getattr(GranularityConfig(), name):
             raise UserError(f"--{name} is for train: prepare writes each granularity once, in the order given")

@@ -71,6 +71,7 @@ def main(config: ScoreConfig) -> int:
         raise UserError(f"--output={output} exists already: name another file, or remove it")
     files = expand(config.input)
     chosen = devices.select(config.device.platform)
+    devices.keep_freed_memory(chosen)
     caches.use_compile_cache(config.compile_cache_dir)
     mesh = sharding.make_mesh(config.device, chosen)
     print(f"devices     {devices.describe(chosen)}", flush=True)
@@ -79,6 +80,7 @@ def main(config: ScoreConfig) -> int:
         loaded = dataclasses.replace(
             loaded, encoding=dataclasses.replace(loaded.encoding, max_length=config.max_length)
         )
+    loaded.config.backbone.refuse_length(loaded.encoding.max_length)
     scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
     print(
         f"model       {config.model or config.checkpoint}, {loaded.config.dtype}, up to {loaded.encoding.max_length} "

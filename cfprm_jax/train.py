@@ -36,6 +36,7 @@ from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Batch, Loader, difference, evaluation_batches
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import report
+from cfprm_jax.evaluation.answers import grade
 from cfprm_jax.evaluation.candidates import Question, read_candidates
 from cfprm_jax.inference import load as load_inference
 from cfprm_jax.inference.rows import scored_questions
@@ -120,6 +121,7 @@ def main(config: TrainConfig) -> int:
     started = time.monotonic()
     output_dir = run_directory.check(config.run.output_dir, config.run.resume)
     chosen = devices.select(config.device.platform)
+    devices.keep_freed_memory(chosen)
     say: Say = functools.partial(print, flush=True) if jax.process_index() == 0 else lambda _: None
     caches.use_compile_cache(config.run.compile_cache_dir)
     mesh = sharding.make_mesh(config.device, chosen)
@@ -131,7 +133,7 @@ def main(config: TrainConfig) -> int:
     candidates = open_candidates(sources.candidates, config.eval.bon_n) if sources.candidates else []
     network = open_network(config, sources, mesh)
     say(f"model       {summary.model(network.config, str(sources.model))}")
-    tokenizer = load_tokenizer(sources.model, config.encoding.marker)
+    tokenizer = load_tokenizer(sources.model, config.encoding.marker, network.config.backbone.vocab_size)
     data = open_data(config, sources, tokenizer, mesh, say)
     num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
     say(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
@@ -163,6 +165,10 @@ def main(config: TrainConfig) -> int:
         state = step.init_state(params, tx, state_shardings)
         del params  # donated with the state to the first step
     with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.enter_context(run_directory.locked(output_dir, config.run.resume))
+        if (checkpoint.newest(output_dir) or 0) != start:
+            raise UserError(f"--output_dir={output_dir}: another process has just trained there; start again")
         stop = stack.enter_context(loop.StopSignal().installed())
         checkpoints = stack.enter_context(
             contextlib.closing(checkpoint.Checkpoints(output_dir, config.run.keep_checkpoints))
@@ -233,6 +239,7 @@ def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
 def open_network(config: TrainConfig, sources: Sources, mesh: Mesh) -> Network:
     """Shapes and shardings, before any weight is read. UserError for a mesh that does not divide them."""
     backbone, raw = hf.read_config(sources.model)
+    backbone.refuse_length(config.encoding.max_length)
     model = config.model
     network = PRMConfig(backbone, model.head, model.dtype, model.attention, model.remat)
     specs = parameters.param_specs(network)
@@ -250,12 +257,10 @@ def open_data(
     cache = caches.cache_directory(config.run.data_cache_dir, "corpora")
     fraction = 0.0 if sources.held_out else config.eval.eval_fraction
 
-    def corpus(paths: tuple[str, ...], questions: str) -> Any:
-        return open_corpus(
-            paths, config.read, config.granularity, config.encoding, tokenizer, cache, questions, fraction
-        )
+    def corpus(paths: tuple[str, ...], granularity: GranularityConfig, questions: str) -> Any:
+        return open_corpus(paths, config.read, granularity, config.encoding, tokenizer, cache, questions, fraction)
 
-    train = corpus(sources.train, "train" if fraction else "all")
+    train = corpus(sources.train, config.granularity, "train" if fraction else "all")
     for line in summary.corpus(train.report):
         say(f"train       {line}")
     rows = sharding.row_multiple(mesh)
@@ -269,7 +274,8 @@ def open_data(
     )
     held_out: list[Batch] = []
     if fraction or sources.held_out:
-        split = corpus(sources.held_out or sources.train, "held_out" if fraction else "all")
+        finest = dataclasses.replace(config.granularity, granularities=(str(train.granularities[0]),))
+        split = corpus(sources.held_out or sources.train, finest, "held_out" if fraction else "all")
         held_out = evaluation_batches(split, config.packing, config.encoding, config.eval.eval_max_trajectories, rows)
     number = sum(batch.trajectories for batch in held_out)
     say(f"held out    {number:,} trajectories" if held_out else "held out    nothing: there will be no evaluation")
@@ -280,15 +286,17 @@ def open_candidates(path: str, sizes: tuple[str, ...]) -> list[Question]:
     """The candidates to choose from after training, read before it, so that a bad file costs no run.
 
     Raises:
-      UserError: the file is no candidates file, or a question has fewer candidates than the largest of sizes.
+      UserError: the file is no candidates file, a question has fewer candidates than the largest of sizes, or a
+        candidate does not say whether it is correct.
     """
     questions = list(read_candidates([path]))
-    largest = max(bon.BonConfig(n=sizes).sizes)
+    largest = max(bon.parse_sizes(sizes, "--bon_n"))
     for question in questions:
         if len(question.candidates) < largest:
             raise UserError(
                 f"{question.source}: {len(question.candidates)} candidates, but --bon_n wants to choose among {largest}"
             )
+        grade(question, bon.BonConfig().grader)
     return questions
 
 

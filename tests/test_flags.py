@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 
 import pytest
@@ -50,12 +51,46 @@ def test_the_flags_of_a_configuration_give_it_back(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "two\nlines",
+        "a\\nb\n",
+        "\U000e0001\n\U0001f600",
+        " ",
+        "end \t",
+        "\u2028",
+        '"',
+        '"quoted"',
+        '"a',
+        "#",
+        "--c_max=3",
+        "=",
+    ],
+)
+def test_a_flag_file_gives_back_every_text(tmp_path, text):
+    original = parse(f"--system_prompt={text}", "--step_separator= ")
+    original = dataclasses.replace(original, input=("a,b.jsonl", 'c"d', "e"))
+    assert flags.parse(Command, ["command", *flags.as_flags(original)]) == original
+    flags.write_config(original, tmp_path)
+    assert parse(f"--flagfile={tmp_path / 'run.flags'}") == original
+
+
+@pytest.mark.parametrize("text", ['"use \\boxed and \\times"', '"plain"', '"a', '"a\\u000ab" and'])
+def test_quotes_written_by_hand_into_a_flag_file_stand_for_themselves(tmp_path, text):
+    (tmp_path / "hand.flags").write_text(f"--system_prompt={text}\n")
+    assert parse(f"--flagfile={tmp_path / 'hand.flags'}").encoding.system_prompt == text
+
+
+@pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("--neutral=maybe", "neutral=maybe.*positive.*negative.*drop"),
         ("--c_max=0", "c_max=0"),
         ("--learning_rate=-1", "learning_rate=-1"),
         ("--learning_rate=fast", "learning_rate=fast"),
+        ("--learning_rate=nan", "learning_rate=nan is not a finite number"),
+        ("--learning_rate=inf", "learning_rate=inf is not a finite number"),
+        ("--input=a,", "input=a, has an empty entry"),
         ("--granularities=4,x", "granularities.*'x'"),
         ("--granularities=2,2", "granularities.*twice"),
         ("--step_separator=\\q", r"step_separator.*\\q"),
@@ -105,6 +140,27 @@ def test_run_turns_bad_input_into_one_line_and_status_2(capsys):
     assert flags.run(Command, fail, ["command"]) == 2
     assert capsys.readouterr().err == "error: x.jsonl:3: 3 steps and 2 labels\n"
     assert flags.run(Command, lambda _: None, ["command"]) == 0
+
+
+def test_what_the_system_refuses_is_one_line_and_status_2(tmp_path, capsys):
+    (tmp_path / "file").touch()
+
+    def write(_: Command) -> None:
+        (tmp_path / "file" / "x").write_text("")
+
+    def fill(_: Command) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert flags.run(Command, write, ["command"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/file/x: Not a directory\n"
+    assert flags.run(Command, fill, ["command"]) == 2
+    assert capsys.readouterr().err == "error: No space left on device\n"
+
+    def fault(_: Command) -> None:
+        raise OSError("a library's own")
+
+    with pytest.raises(OSError, match="a library's own"):
+        flags.run(Command, fault, ["command"])
 
 
 def test_granularities_in_order():

@@ -19,8 +19,9 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from cfprm_jax import flags, train
+from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.training import checkpoint
+from cfprm_jax.training import checkpoint, run_directory, sharding
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CHAT_TEMPLATE = (
@@ -236,7 +237,48 @@ def test_refusals(world, straight) -> None:
     assert "safetensors" in refused([*arguments(world, "nothing"), "--init=pretrained"])
     assert "synthetic stands alone" in refused([*arguments(world, "nothing"), "--train_data=synthetic,a.jsonl"])
     assert "--train_data is empty" in refused([*arguments(world, "nothing"), "--train_data="])
+    assert "--marker='two' is not exactly one token" in refused([*arguments(world, "nothing"), "--marker=two"])
+    assert "--max_length=40000 is beyond the model's max_position_embeddings=" in refused(
+        [*arguments(world, "nothing"), "--max_length=40000"]
+    )
+    assert "two.jsonl: no such file" in refused([*arguments(world, "nothing"), f"--train_data={world}/two.jsonl"])
+    # Two seeds must not be one.
+    assert "not an integer in the range [0, 4294967295]" in refused([*arguments(world, "nothing"), f"--seed={2**32}"])
+    small = world / "small"
+    write_model(small)
+    (small / "config.json").write_text((small / "config.json").read_text().replace("264", "200"))
+    assert "the model's vocab_size is 200" in refused([*arguments(world, "nothing"), f"--model={small}"])
     assert not (world / "nothing" / "config.json").exists()
+
+
+def test_candidates_that_the_table_cannot_use_are_refused_before_training(world) -> None:
+    candidates = world / "candidates.jsonl"
+    row = {"id": "1", "question": "q", "answer": "2", "candidates": [{"text": "2", "correct": True}, {"text": "3"}]}
+    candidates.write_text(json.dumps(row))
+    given = [*arguments(world, "nothing"), f"--bon_candidates={candidates}"]
+    assert 'candidates.jsonl:1: candidate 1 has no "correct"' in refused([*given, "--bon_n=2"])
+    assert "2 candidates, but --bon_n wants to choose among 4" in refused([*given, "--bon_n=4"])
+    assert "--bon_n: 'x' is not a positive whole number" in refused([*given, "--bon_n=x"])
+    assert not (world / "nothing").exists()
+
+
+def test_a_run_that_goes_on_is_left_alone(world) -> None:
+    with run_directory.locked(world / "busy", "never"):
+        assert "another process is training there" in refused(arguments(world, "busy"))
+    assert [path.name for path in (world / "busy").iterdir()] == ["lock"]
+
+
+def test_held_out_solutions_of_one_step_are_no_error_for_a_coarse_to_fine_run(world, tmp_path) -> None:
+    """Evaluation is at the finest granularity, so what has no coarser sample is evaluated all the same."""
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "q", "completions": ["a"], "labels": [1]}))
+    config = flags.parse(train.TrainConfig, ["train", *arguments(world, "nothing"), f"--eval_data={held_out}"])
+    mesh = sharding.make_mesh(config.device, jax.devices()[:1])
+    tokenizer = load_tokenizer(world / "model")
+    said: list[str] = []
+    data = train.open_data(config, train.materialise(config, tmp_path), tokenizer, mesh, said.append)
+    assert [batch.trajectories for batch in data.held_out] == [1]
+    assert "held out    1 trajectories" in said
 
 
 def test_synthetic_stands_for_files_made_from_the_seed(tmp_path) -> None:

@@ -162,7 +162,8 @@ def _check_not_empty(report: dict[str, Any]) -> None:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in entry["skipped"].items()) or "none was read"
             other = report["trajectories_of_other_questions"]
             held_out = f"; {other} belong to held-out questions" if other else ""
-            raise UserError(f"no trajectory to train on at granularity {granularity} ({reasons}{held_out})")
+            names = ", ".join(report["files"])
+            raise UserError(f"{names}: no trajectory to train on at granularity {granularity} ({reasons}{held_out})")
 
 
 def _identity(

@@ -44,14 +44,20 @@ Item = tuple[str, Sequence[str], Sequence[float] | np.ndarray | None]
 """Question, step texts, and a label a step (NaN unlabelled) or None for no labels at all."""
 
 
-def load_tokenizer(directory: str | pathlib.Path, marker: str = MARKER) -> transformers.PreTrainedTokenizerBase:
+def load_tokenizer(
+    directory: str | pathlib.Path, marker: str = MARKER, vocab_size: int | None = None
+) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face directory, in which marker is exactly one token.
 
     A tokenizer that knows the marker is taken as it is. In a stock Qwen2.5 tokenizer the unused token at id 151651,
     where Qwen2.5-Math-PRM has its marker, is renamed to it; every other text keeps its ids.
 
+    Args:
+      vocab_size: embeddings of the model that is to read the ids; None does not look.
+
     Raises:
-      UserError: no tokenizer there, no chat template, or a marker that is not one token of it.
+      UserError: no tokenizer there, no chat template, a marker that is not one token of it, or a token without an
+        embedding.
     """
     directory = pathlib.Path(directory)
     if not directory.is_dir():
@@ -71,6 +77,9 @@ def load_tokenizer(directory: str | pathlib.Path, marker: str = MARKER) -> trans
     tokenizer.name_or_path = str(directory)
     marker_id(tokenizer, marker)
     _check_chat_template(tokenizer)
+    largest = max(tokenizer.get_vocab().values())
+    if vocab_size is not None and largest >= vocab_size:  # JAX would read another token's embedding without a word
+        raise UserError(f"{directory}: the tokenizer has a token {largest}, but the model's vocab_size is {vocab_size}")
     return tokenizer
 
 
@@ -270,7 +279,7 @@ def _from_pretrained(directory: pathlib.Path) -> transformers.PreTrainedTokenize
         return transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     # The loader raises whatever its parsers raise; none of it says more than that these files are not a tokenizer.
     except Exception as error:
-        raise UserError(f"{directory} has no tokenizer that loads: {error}") from error
+        raise UserError(f"{directory} has no tokenizer that loads: {' '.join(str(error).split())}") from error
 
 
 def _read_json(path: pathlib.Path) -> Any:

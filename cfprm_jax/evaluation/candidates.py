@@ -13,7 +13,7 @@ row holds is nobody's business here, and is kept by what writes rows again. Rows
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,8 +159,9 @@ def _numbers(row: dict[str, Any], name: str, where: str) -> Float[np.ndarray, " 
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f'{where}: "{name}" holds {_kind(value)}, expected numbers')
-        if not math.isfinite(value):
-            raise UserError(f'{where}: "{name}" holds {value}, expected finite numbers')
+        # An int may be too large for a float.
+        if abs(value) > sys.float_info.max or value != value:
+            raise UserError(f'{where}: "{name}" holds {value!r:.40}, expected finite numbers')
     return np.asarray(values, np.float64)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Sequence
 
@@ -20,7 +19,7 @@ from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import param_specs
 from cfprm_jax.training import sharding
 from cfprm_jax.training.checkpoint import LoadedPRM, load_for_inference
-from cfprm_jax.training.run_directory import CHECKPOINTS, PRM_FILE
+from cfprm_jax.training.run_directory import CHECKPOINTS, read_prm
 
 
 def open_prm(
@@ -57,9 +56,10 @@ def open_prm(
     mesh = mesh or sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
     shardings = sharding.param_shardings(mesh, param_specs(config))
     params, _ = hf.load_params(path, config, shardings=shardings, dtype=jnp.dtype(dtype))
-    meta = json.loads((path / PRM_FILE).read_text()) if (path / PRM_FILE).is_file() else {}
-    encoding = EncodingConfig(**meta["encoding"]) if "encoding" in meta else encoding or EncodingConfig()
-    return LoadedPRM(config, params, load_tokenizer(path, encoding.marker), encoding, meta)
+    meta, described = read_prm(path)
+    encoding = described or encoding or EncodingConfig()
+    tokenizer = load_tokenizer(path, encoding.marker, backbone.vocab_size)
+    return LoadedPRM(config, params, tokenizer, encoding, meta)
 
 
 class PRM:

@@ -56,7 +56,7 @@ def score_rows(items: Iterable[SourcedRow], scorer: Scorer, counts: Counts) -> I
     to date.
 
     Raises:
-      UserError: a row is neither candidates nor stepwise.
+      UserError: a row is neither candidates nor stepwise, or a score is not a finite number.
     """
     waiting: list[_Waiting] = []
     for row, source in items:
@@ -99,7 +99,10 @@ def _solutions(row: dict[str, Any], source: str, scorer: Scorer) -> list[_Soluti
 def _score(waiting: list[_Waiting], scorer: Scorer, counts: Counts) -> Iterator[SourcedRow]:
     every = [solution for entry in waiting for solution in entry.solutions]
     logits = scorer.score([(solution.question, solution.steps) for solution in every])
-    for solution, z in zip(every, logits, strict=True):
+    sources = (entry.source for entry in waiting for _ in entry.solutions)
+    for solution, z, source in zip(every, logits, sources, strict=True):
+        if z is not None and not np.isfinite(z).all():
+            raise UserError(f"{source}: the model gives a score that is not finite: {z.tolist()!r:.80}")
         solution.target["step_scores"] = None if z is None else sigmoid(z).tolist()
         # The shortest decimal that is this float32, which float64's would not be.
         solution.target["step_logits"] = None if z is None else [float(str(value)) for value in z]

@@ -66,9 +66,7 @@ class Qwen2Config:
     def __post_init__(self) -> None:
         counts = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
         for name in counts:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}: expected a positive whole number, found {value!r}")
+            _check_count(name, getattr(self, name))
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
@@ -100,6 +98,8 @@ class Qwen2Config:
         missing = [key for key in _REQUIRED if raw.get(key) is None]
         if missing:
             raise UserError(f"missing {', '.join(missing)}")
+        for key in _REQUIRED:
+            _check_count(key, raw[key])
         heads = raw["num_attention_heads"]
         head_dim = raw.get("head_dim")
         if head_dim is None:
@@ -122,6 +122,14 @@ class Qwen2Config:
             **optional,
         )
 
+    def refuse_length(self, max_length: int) -> None:
+        """UserError if solutions of so many tokens are beyond the positions that the backbone was made for."""
+        if max_length > self.max_position_embeddings:
+            raise UserError(
+                f"--max_length={max_length} is beyond the model's max_position_embeddings="
+                f"{self.max_position_embeddings}"
+            )
+
     def to_hf(self) -> dict[str, Any]:
         """The config.json of this backbone: every field of the one it was read from, and what it describes itself.
 
@@ -135,6 +143,11 @@ class Qwen2Config:
         if "head_dim" not in kept and self.head_dim * self.num_attention_heads == self.hidden_size:
             del own["head_dim"]
         return {**kept, **fixed, **own, "rope_parameters": rope}
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name}: expected a positive whole number, found {value!r}")
 
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:

@@ -14,6 +14,7 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -95,7 +96,7 @@ def head_of(directory: str | pathlib.Path) -> str | None:
     """
     listing = list_directory(pathlib.Path(directory))
     if listing.problems:
-        raise UserError("\n  ".join([f"{directory}: the checkpoint is not usable:", *listing.problems]))
+        raise _error(f"{directory}: the checkpoint is not usable", listing.problems)
     return _head_of({tensor.name for tensor in listing.tensors})
 
 
@@ -195,8 +196,13 @@ def _checked(
             problems.append((name, f"unknown (in {', '.join(tensor.file.name for tensor in found[name])})"))
     lines = [*listing.problems, *_compress_problems(sorted(problems))]
     if lines:
-        raise UserError("\n  ".join([f"{directory}: the checkpoint does not fit this model:", *lines]))
+        raise _error(f"{directory}: the checkpoint does not fit this model", lines)
     return stored, tuple(ignored)
+
+
+def _error(head: str, problems: Sequence[str]) -> UserError:
+    """All problems in one error: a single one on the line that names the directory, several on lines below it."""
+    return UserError(f"{head}: {problems[0]}" if len(problems) == 1 else "\n  ".join([f"{head}:", *problems]))
 
 
 def _is_output(spec: ParamSpec) -> bool:

@@ -17,7 +17,7 @@ def make_config(vocab_size: int) -> dict[str, Any]:
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "hidden_act": "silu",
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,

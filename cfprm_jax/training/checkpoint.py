@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,7 +28,7 @@ from cfprm_jax.models import hf
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import abstract_params, param_specs
 from cfprm_jax.training import sharding
-from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL, PRM_FILE
+from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL, PRM_FILE, read_prm
 from cfprm_jax.training.step import TrainState
 
 
@@ -64,23 +63,26 @@ class Checkpoints:
 
     def save(self, step: int, state: TrainState, data: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Begin to save. The arrays are copied before this returns, so the state may be donated to the next step."""
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),
-                data=ocp.args.JsonSave(dict(data)),
-                meta=ocp.args.JsonSave(dict(meta)),
-            ),
-            force=True,
-        )
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    data=ocp.args.JsonSave(dict(data)),
+                    meta=ocp.args.JsonSave(dict(meta)),
+                ),
+                force=True,
+            )
 
     def wait(self) -> None:
         """Until everything that was to be saved is on disk."""
-        self._manager.wait_until_finished()
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def meta(self, step: int) -> dict[str, Any]:
         """The meta item of a checkpoint, without reading its arrays."""
-        return dict(self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta)
+        with _damaged(self.directory / str(step)):
+            return dict(self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta)
 
     def restore(self, step: int, abstract_state: TrainState) -> Restored:
         """The checkpoint of a step, laid out as abstract_state says.
@@ -89,23 +91,29 @@ class Checkpoints:
           abstract_state: jax.ShapeDtypeStruct with a sharding in every leaf; any mesh.
 
         Raises:
-          UserError: the stored arrays differ from abstract_state in name, shape or type; all differences are listed.
+          UserError: files are missing or damaged, or the stored arrays differ from abstract_state in name, shape or
+            type; all differences are listed.
         """
-        stored = self._manager.item_metadata(step)["state"]
-        _require_equal(f"{self.directory / str(step)}", _described(abstract_state), _described(stored.tree))
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract_state),
-                data=ocp.args.JsonRestore(),
-                meta=ocp.args.JsonRestore(),
-            ),
-        )
+        with _damaged(self.directory / str(step)):
+            stored = self._manager.item_metadata(step)["state"]
+            _require_equal(f"{self.directory / str(step)}", _described(abstract_state), _described(stored.tree))
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(abstract_state),
+                    data=ocp.args.JsonRestore(),
+                    meta=ocp.args.JsonRestore(),
+                ),
+            )
         return Restored(restored.state, dict(restored.data), dict(restored.meta))
 
     def close(self) -> None:
         """Wait for the last save and let go of the directory."""
-        self._manager.close()
+        with self._writing():
+            self._manager.close()
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return _explained(f"cannot write a checkpoint into {self.directory}")
 
 
 def _described(tree: Any) -> dict[str, str]:
@@ -125,6 +133,19 @@ def _require_equal(where: str, expected: dict[str, str], found: dict[str, str]) 
     ]
     if differences:
         raise UserError(f"checkpoint {where} does not fit this model and optimizer: {'; '.join(differences)}")
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Orbax's many ways to say that files are missing or damaged or cannot be written, as one UserError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{what}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _damaged(checkpoint: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    return _explained(f"checkpoint {checkpoint} is damaged")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,10 +201,9 @@ def load_for_inference(
     """
     run, step = locate(path)
     model = run / MODEL
-    if not (model / PRM_FILE).is_file():
+    meta, encoding = read_prm(model)
+    if encoding is None:
         raise UserError(f"{model} has no {PRM_FILE}, which train writes there")
-    meta = json.loads((model / PRM_FILE).read_text())
-    encoding = EncodingConfig(**meta["encoding"])
     backbone, _ = hf.read_config(model)
     config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=attention, remat="none")
 
@@ -193,7 +213,7 @@ def load_for_inference(
     return LoadedPRM(
         config=config,
         params=_read_params(run, step, params),
-        tokenizer=load_tokenizer(model, encoding.marker),
+        tokenizer=load_tokenizer(model, encoding.marker, backbone.vocab_size),
         encoding=encoding,
         meta={**meta, "step": step},
     )
@@ -207,7 +227,7 @@ def _read_params(run: pathlib.Path, step: int, params: Any) -> Any:
 
     directory = epath.Path(run / CHECKPOINTS / str(step) / "state")
     # The item's handler alone: a manager would also want to know the items that are not read here.
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler, _damaged(run / CHECKPOINTS / str(step)):
         stored = handler.metadata(directory).tree["params"]
         _require_equal(str(directory.parent), shapes(params), shapes(stored))
         item = {"params": params}

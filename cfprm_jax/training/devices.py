@@ -49,8 +49,8 @@ _KEEP = {_M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: (1 << 31) - 1}
 def keep_freed_memory(devices: Sequence[jax.Device]) -> bool:
     """On CPU devices, let the process keep the buffers that it frees for the next step; whether that was possible.
 
-    glibc gives large buffers back to the system as soon as they are free, and every step then pays for the page faults of
-    the same buffers again: a quarter of the time of a small model's step. The process holds its peak until it ends.
+    glibc gives large buffers back to the system as soon as they are free, and every step then pays for the page faults
+    of the same buffers again: a quarter of the time of a small model's step. The process holds its peak until it ends.
     """
     if any(device.platform != "cpu" for device in devices):
         return False
@@ -58,7 +58,8 @@ def keep_freed_memory(devices: Sequence[jax.Device]) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # not glibc
         return False
-    return all([mallopt(parameter, value) == 1 for parameter, value in _KEEP.items()])
+    accepted = [mallopt(parameter, value) for parameter, value in _KEEP.items()]
+    return all(accepted)
 
 
 def describe(devices: Sequence[jax.Device]) -> str:

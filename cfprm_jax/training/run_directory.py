@@ -4,13 +4,17 @@ config.json, run.flags    the resolved flags
 metrics.jsonl             a line a step; tensorboard/ beside it
 model/                    config.json and tokenizer as Hugging Face has them, prm.json with what makes it a PRM
 checkpoints/STEP/         Orbax
+lock                      held by the process that trains
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import transformers
@@ -18,10 +22,12 @@ import transformers
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig
 from cfprm_jax.data.encoding import save_tokenizer
 from cfprm_jax.errors import UserError
+from cfprm_jax.models.config import HEADS
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
 FLAGS = "run.flags"
+LOCK = "lock"
 METRICS = "metrics.jsonl"
 MODEL = "model"
 PRM_FILE = "prm.json"
@@ -48,6 +54,43 @@ def check(output_dir: str, resume: str) -> pathlib.Path:
     if resume == "always" and CONFIG not in held:
         raise UserError(f"--resume=always: --output_dir={output_dir} holds no run to go on with (no {CONFIG} there)")
     return path
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path, resume: str) -> Iterator[None]:
+    """Keep other processes from training in a run directory, which is created; ends with the process, however it ends.
+
+    Raises:
+      UserError: another process is training there, or has done so since :func:`check`.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"--output_dir={path}: another process is training there") from error
+        except OSError:  # a file system without locks: no worse than not asking
+            pass
+        check(str(path), resume)
+        yield
+
+
+def read_prm(directory: pathlib.Path) -> tuple[dict[str, Any], EncodingConfig | None]:
+    """What prm.json of a directory holds, and the encoding that it names; nothing if there is no such file.
+
+    Raises:
+      UserError: it is not what write_model or an export wrote.
+    """
+    path = directory / PRM_FILE
+    if not path.is_file():
+        return {}, None
+    try:
+        meta = json.loads(path.read_text())
+        if meta["head"] not in HEADS:
+            raise ValueError(f"head is {meta['head']!r}")
+        return meta, EncodingConfig(**meta["encoding"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path}: not the description of a PRM that this version writes: {error!r}") from error
 
 
 def write_model(

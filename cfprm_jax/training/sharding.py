@@ -59,7 +59,7 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
             raise UserError(f"--mesh={text}: unknown axis {name!r}; the axes are {', '.join(MESH_AXES)}")
         if name in sizes:
             raise UserError(f"--mesh={text}: axis {name} is named twice")
-        if not number.removeprefix("-").isdigit() or (int(number) < 1 and int(number) != -1):
+        if not (number.isascii() and number.removeprefix("-").isdigit()) or (int(number) < 1 and int(number) != -1):
             raise UserError(
                 f"--mesh={text}: {part!r} is not {name}=NUMBER with a number of devices, or -1 for the rest"
             )

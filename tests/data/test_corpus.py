@@ -261,7 +261,7 @@ def test_no_question_is_on_both_sides_of_a_split(opened, make_rows, tmp_path, to
 
 def test_nothing_to_train_on_is_an_error_but_nothing_held_out_is_not(opened, make_rows, tmp_path):
     path = make_rows(tmp_path / "one.jsonl", [ROWS[4]])
-    with pytest.raises(UserError, match=r"no trajectory to train on at granularity 2 \(no window .*: 1\)"):
+    with pytest.raises(UserError, match=r"^one.jsonl: no trajectory to train on at granularity 2 \(no window .*: 1\)"):
         opened(path)
     with pytest.raises(UserError, match=r"1 belong to held-out questions"):
         opened(path, granularities=GranularityConfig(), questions="train", held_out_fraction=1.0)

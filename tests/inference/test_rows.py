@@ -56,6 +56,13 @@ def test_candidates_get_scores_and_keep_all_else(scorer):
     }
 
 
+def test_a_score_that_is_not_finite_names_the_row(scorer, monkeypatch):
+    monkeypatch.setattr(scorer, "score", lambda items: [None, np.array([1.0, np.nan], np.float32)])
+    rows = [({"prompt": QUESTION, "completions": STEPS[:number]}, f"c.jsonl:{number}") for number in (1, 2)]
+    with pytest.raises(UserError, match=r"c.jsonl:2: the model gives a score that is not finite: \[1.0, nan\]"):
+        list(score_rows(rows, scorer, Counts()))
+
+
 def test_stepwise_rows_get_scores_and_keep_all_else(scorer):
     row = {"prompt": QUESTION, "completions": STEPS, "labels": [True, None, 0.7], "id": 5}
     ((scored, _),) = score_rows([(dict(row), "t.jsonl:1")], scorer, Counts())

@@ -144,6 +144,8 @@ def test_a_configuration_made_here_writes_itself():
         ({"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}, "rope_theta 5.0, beside rope_theta 10000.0"),
         ({"rope_scaling": "yarn"}, "rope_scaling: expected an object or null, found 'yarn'"),
         ({"hidden_size": None}, "missing hidden_size"),
+        ({"hidden_size": "large"}, "hidden_size: expected a positive whole number, found 'large'"),
+        ({"num_attention_heads": 0}, "num_attention_heads: expected a positive whole number, found 0"),
         ({"hidden_size": 30}, "hidden_size 30 is not a multiple of num_attention_heads 4"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 36}, "head_dim 9 is odd"),

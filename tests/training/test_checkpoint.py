@@ -92,6 +92,31 @@ def test_an_unfinished_save_is_not_there(setup, tmp_path) -> None:
     assert checkpoint.locate(tmp_path) == checkpoint.locate(tmp_path / "checkpoints") == (tmp_path, 2)
 
 
+def test_a_damaged_checkpoint_is_named(setup, tmp_path) -> None:
+    s = setup()
+    state = s.init()
+    with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=2)) as checkpoints:
+        checkpoints.save(1, state, {}, {})
+        checkpoints.wait()
+        (checkpoints.directory / "1" / "state" / "_METADATA").write_text("{")
+        with pytest.raises(UserError, match=r"checkpoints/1 is damaged: "):
+            checkpoints.restore(1, abstract(s, state))
+        (checkpoints.directory / "1" / "meta" / "metadata").unlink()
+        with pytest.raises(UserError, match=r"checkpoints/1 is damaged: "):
+            checkpoints.meta(1)
+
+
+def test_a_save_that_fails_names_the_directory(setup, tmp_path) -> None:
+    state = setup().init()
+    with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=2)) as checkpoints:
+        checkpoints.directory.rmdir()
+        checkpoints.directory.touch()
+        with pytest.raises(UserError, match=r"cannot write a checkpoint into .*/checkpoints: "):
+            checkpoints.save(1, state, {}, {})
+            checkpoints.wait()
+        checkpoints.directory.unlink()
+
+
 def test_no_checkpoint(tmp_path) -> None:
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "checkpoints" / "7"):
         with pytest.raises(UserError, match="neither a run directory of train with a checkpoint"):

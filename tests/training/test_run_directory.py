@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from cfprm_jax.errors import UserError
@@ -26,3 +28,27 @@ def test_refused(tmp_path) -> None:
     assert run_directory.check(str(tmp_path), resume="always") == tmp_path
     with pytest.raises(UserError, match="is a file"):
         run_directory.check(str(tmp_path / "config.json"), resume="never")
+
+
+def test_one_process_at_a_time(tmp_path) -> None:
+    run = tmp_path / "new"
+    with run_directory.locked(run, "never"):
+        for resume in ("never", "auto"):
+            with pytest.raises(UserError, match="another process is training there"), run_directory.locked(run, resume):
+                pass
+        (run / "config.json").touch()
+    with run_directory.locked(run, "auto"):
+        pass
+    # Whoever looked before the other one began looks again.
+    with pytest.raises(UserError, match="holds another run"), run_directory.locked(run, "never"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"head": "linear"}', '{"encoding": {"unheard": 1}}', '{"encoding": {}}', '{"encoding": 3}']
+)
+def test_prm_files_of_another_kind(tmp_path: pathlib.Path, text: str) -> None:
+    assert run_directory.read_prm(tmp_path) == ({}, None)
+    (tmp_path / "prm.json").write_text(text)
+    with pytest.raises(UserError, match=r"prm.json: not the description of a PRM"):
+        run_directory.read_prm(tmp_path)
