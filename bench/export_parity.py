@@ -3,8 +3,8 @@
     python bench/export_parity.py --export=DIRECTORY --scored=FILE [--questions=N] [--candidates=N]
 
 DIRECTORY is what `python -m cfprm_jax.export --format=token_classification` wrote, FILE what `score` wrote for
-candidates with steps. Prints one JSON line with the largest difference. Nothing of cfprm_jax is used: texts become tokens
-here by the tokenizer's chat template and the marker that the directory names. Needs torch.
+candidates with steps. Prints one JSON line with the largest difference. Nothing of cfprm_jax is used: texts become
+tokens here by the tokenizer's chat template and the marker that the directory names. Needs torch.
 """
 
 from __future__ import annotations
