@@ -5,12 +5,16 @@ Importing the package costs nothing; what needs JAX or transformers is imported 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cfprm_jax.inference.load import load
 
 __all__ = ["load"]
+
+# transformers, of which only tokenizers are used, would begin every command with the advice to install PyTorch.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""python -m cfprm_jax.export: a trained PRM as a Hugging Face directory that transformers loads."""
+"""python -m cfprm_jax.export: a trained PRM as a Hugging Face directory that transformers or vLLM loads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import dataclasses
 import pathlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from cfprm_jax import flags
 from cfprm_jax.config import option
 from cfprm_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from cfprm_jax.training.checkpoint import LoadedPRM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +23,15 @@ class ExportConfig:
     checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
     format: str = option(
         "token_classification",
-        "token_classification: Qwen2ForTokenClassification with two labels; softmax(logits)[1] is the step score.",
-        choices=("token_classification",),
+        "token_classification: transformers' Qwen2ForTokenClassification, for a linear head. process_reward_model and "
+        "reward_model: the classes of Qwen2.5-Math-PRM and -RM, which vLLM serves, for any head.",
+        choices=("token_classification", "process_reward_model", "reward_model"),
     )
     output_dir: str = option("", "Directory to write; it must be empty or not there.")
     dtype: str = option("bfloat16", "Type of the weights written.", choices=("bfloat16", "float32"))
+    base_model: str = option(
+        "", "ORGANISATION/NAME of the backbone on the hub, for the model card; empty takes it from the backbone's path."
+    )
 
 
 class _Progress:
@@ -53,7 +61,8 @@ def main(config: ExportConfig) -> None:
         if not getattr(config, name):
             raise UserError(f"--{name} is required")
     from cfprm_jax.models.hf_export import check_export, check_output_dir, export
-    from cfprm_jax.training.checkpoint import load_for_inference
+    from cfprm_jax.training.checkpoint import load_for_inference, locate
+    from cfprm_jax.training.run_directory import GENERATION, MODEL
 
     output_dir = pathlib.Path(config.output_dir)
     check_output_dir(output_dir)
@@ -61,6 +70,10 @@ def main(config: ExportConfig) -> None:
     # The checkpoint's own float32, so that the type that is asked for is rounded to once.
     loaded = load_for_inference(config.checkpoint, dtype="float32")
     check_export(output_dir, loaded.config, config.format, config.dtype)
+    texts = {"README.md": _card(config, loaded), "export.flags": flags.flag_file(config)}
+    kept = locate(config.checkpoint)[0] / MODEL / GENERATION
+    if kept.is_file():
+        texts[GENERATION] = kept.read_text(encoding="utf-8")
     report = export(
         output_dir,
         loaded.params,
@@ -70,11 +83,28 @@ def main(config: ExportConfig) -> None:
         config.format,
         config.dtype,
         progress=_Progress(),
+        texts=texts,
     )
-    (output_dir / "export.flags").write_text(flags.flag_file(config))
     print(
         f"wrote {output_dir}: {report.parameters:,} parameters, {report.stored_bytes / 1e9:.2f} GB "
         f"in {len(report.files)} file(s) of weights"
+    )
+
+
+def _card(config: ExportConfig, loaded: LoadedPRM) -> str:
+    from cfprm_jax import model_card
+    from cfprm_jax.data.encoding import marker_id
+
+    training = model_card.read_training(config.checkpoint)
+    raw = loaded.config.backbone.to_hf()
+    return model_card.render(
+        pathlib.Path(config.output_dir).resolve().name,
+        config.format,
+        config.dtype,
+        loaded.encoding,
+        marker_id(loaded.tokenizer, loaded.encoding.marker),
+        training,
+        config.base_model or model_card.hub_name(training.options.get("model", ""), raw),
     )
 
 

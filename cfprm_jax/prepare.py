@@ -119,7 +119,7 @@ class _Pass:
                 self.written.add(sample)
                 if self.tokens is not None:
                     self.tokens.add(sample)
-                stream.write(_row(sample, self.granularity))
+                stream.write(_row(sample))
         progress.end(self.reading)
 
     def as_dict(self) -> dict[str, Any]:
@@ -212,13 +212,13 @@ def _encoder(config: PrepareConfig) -> Any:
     return Encoder(load_tokenizer(config.files.tokenizer, config.encoding.marker), unlimited(config.encoding))
 
 
-def _row(trajectory: Trajectory, granularity: Granularity) -> bytes:
+def _row(trajectory: Trajectory) -> bytes:
     """One line of the stepwise format."""
     row: dict[str, Any] = {
         "prompt": trajectory.question,
         "completions": trajectory.steps,
         "labels": [_number(label) for label in trajectory.labels],
-        "granularity": granularity,
+        "granularity": trajectory.granularity,
         "source": trajectory.source,
     }
     optional = {"id": trajectory.id, "answer": trajectory.answer}

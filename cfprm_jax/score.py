@@ -42,7 +42,11 @@ class ScoreConfig:
         (), "Candidates or stepwise rows: .jsonl files or globs, plain or .gz.", kind="list"
     )
     output: str = option("", "File to write; compressed if its name ends in .gz. One that exists is refused.")
-    dtype: str = option("bfloat16", "Type of activations and matrix products.", choices=("bfloat16", "float32"))
+    dtype: str = option(
+        "auto",
+        "Type of activations and matrix products; auto is what a run was trained in, or a directory's weights are.",
+        choices=("auto", "bfloat16", "float32"),
+    )
     attention: str = option("auto", "Attention kernel.", choices=("auto", "xla"))
     packing: str = option(
         "tree", "tree computes common prefixes once, sequence packs without sharing, none pads.", choices=PACKINGS

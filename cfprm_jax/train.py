@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import pathlib
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -66,8 +67,9 @@ class TrainConfig:
 
     python -m cfprm_jax.train --model=DIRECTORY --train_data=FILES --c_max=2 --output_dir=RUN
 
-    Writes checkpoints, metrics.jsonl, TensorBoard events and the resolved flags into --output_dir. On SIGTERM it saves
-    and says how to go on; when it was killed, --resume=auto goes on from the newest checkpoint, to the same result.
+    Writes checkpoints, metrics.jsonl, TensorBoard events and the resolved flags into --output_dir. On SIGTERM or Ctrl-C
+    it saves and says how to go on; when it was killed, --resume=auto goes on from the newest checkpoint, to the same
+    result.
     """
 
     train_data: tuple[str, ...] = option(
@@ -111,6 +113,7 @@ class Data(NamedTuple):
 
     loader: Loader
     held_out: list[Batch]
+    report: dict[str, Any]  # of the training corpus
 
 
 Say = Callable[[str], None]
@@ -182,8 +185,16 @@ def main(config: TrainConfig) -> int:
             say(f"resume      {output_dir} after step {start:,}")
         if jax.process_index() == 0:
             flags.write_config(config, output_dir)
+            run_directory.write_corpus(output_dir, data.report)
             run_directory.write_model(
-                output_dir, network.raw, tokenizer, config.model.head, config.encoding, config.loss, config.granularity
+                output_dir,
+                network.raw,
+                tokenizer,
+                config.model,
+                config.encoding,
+                config.loss,
+                config.granularity,
+                sources.model,
             )
         log = stack.enter_context(contextlib.closing(MetricLog(output_dir, start)))
         progress = Progress(sys.stdout, start, num_steps, config.run.log_every)
@@ -191,9 +202,9 @@ def main(config: TrainConfig) -> int:
         outcome = loop.train(job, state, start, batches, checkpoints, log, progress, stop)
     if outcome.stopped:
         flagfile = shlex.quote(str(output_dir / run_directory.FLAGS))
-        say(f"stopped by SIGTERM after step {outcome.step:,}, which is saved")
+        say(f"stopped by {stop.name} after step {outcome.step:,}, which is saved")
         say(f"resume with: python -m cfprm_jax.train --flagfile={flagfile} --resume=auto")
-        return 0
+        return 130 if stop.received == signal.SIGINT else 0
     say(f"done        {num_steps - start:,} steps in {duration(time.monotonic() - started)}")
     if sources.candidates:
         del state, outcome  # the optimizer's memory
@@ -222,6 +233,11 @@ def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
         config.eval.bon_candidates,
     )
     synthetic_data = config.train_data == (SYNTHETIC,)
+    if config.model.model == SYNTHETIC and not synthetic_data:
+        raise UserError(
+            "--model is missing: name the backbone's Hugging Face directory "
+            "(the synthetic one is for --train_data=synthetic)"
+        )
     if not (synthetic_data or SYNTHETIC in (config.model.model, config.eval.bon_candidates)):
         return sources
     from cfprm_jax import synthetic  # only a run that wants it pays for it
@@ -278,8 +294,8 @@ def open_data(
         split = corpus(sources.held_out or sources.train, finest, "held_out" if fraction else "all")
         held_out = evaluation_batches(split, config.packing, config.encoding, config.eval.eval_max_trajectories, rows)
     number = sum(batch.trajectories for batch in held_out)
-    say(f"held out    {number:,} trajectories" if held_out else "held out    nothing: there will be no evaluation")
-    return Data(loader, held_out)
+    say(f"held out    {number:,} trajectories" if held_out else "held out    no question, so there is no evaluation")
+    return Data(loader, held_out, train.report)
 
 
 def open_candidates(path: str, sizes: tuple[str, ...]) -> list[Question]:
@@ -340,7 +356,10 @@ def refuse_another_run(output_dir: pathlib.Path, saved: dict[str, Any], current:
     """UserError naming every option that a resumed run has changed."""
     changed = difference(saved, current)
     if changed:
-        raise UserError(f"--resume: {output_dir} was trained with other data or options: {changed}")
+        raise UserError(
+            f"--resume: {output_dir} was trained with other data or options: {changed}. Its own are in "
+            f"{output_dir / run_directory.FLAGS}: --flagfile={output_dir / run_directory.FLAGS} --resume=auto"
+        )
 
 
 if __name__ == "__main__":

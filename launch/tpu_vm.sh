@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One TPU VM (a v5e-8, v6e-8 or v5p-8 host). Usage, on the VM:
-#   pip install 'cfprm-jax[tpu]'
+# One TPU VM (a v6e-8 or v5p-8 host; a v5e-8 is too small for float32 AdamW on 7B). Usage, in a clone on the VM:
+#   pip install '.[tpu]'
 #   launch/tpu_vm.sh --flagfile=configs/paper/math_q_ranking_c2.flags
 set -euo pipefail
 

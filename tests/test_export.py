@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+import cfprm_jax
 from cfprm_jax import export, flags
-from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import map_specs
 from cfprm_jax.models.prm import apply
@@ -48,7 +49,13 @@ def write_run(directory, tokenizer, head):
     generator = np.random.default_rng(0)
     params = map_specs(lambda _, spec: jnp.asarray(0.2 * generator.standard_normal(spec.shape), jnp.float32), config)
     write_model(
-        directory, BACKBONE.to_hf(), tokenizer, head, EncodingConfig(max_length=64), LossConfig(), GranularityConfig()
+        directory,
+        BACKBONE.to_hf(),
+        tokenizer,
+        ModelConfig(head=head),
+        EncodingConfig(max_length=160),
+        LossConfig(),
+        GranularityConfig(),
     )
     checkpoints = Checkpoints(directory, keep=1)
     checkpoints.save(5, TrainState(params, optax.sgd(0.1).init(params), jnp.int32(5)), {"position": 0}, {})
@@ -86,10 +93,37 @@ def test_a_run_directory_becomes_what_transformers_loads(tokenizer, tmp_path, ca
     assert capsys.readouterr().err.endswith(f"error: --output_dir={out} is not empty; choose a new directory\n")
 
 
+@pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])
+def test_the_formats_that_vllm_serves(format, tokenizer, tmp_path):
+    """The directory scores as the run does, and has the backbone's generation_config.json and a card."""
+    write_run(tmp_path / "run", tokenizer, "mlp")
+    kept = '{"eos_token_id": [256, 257], "temperature": 0.7}'
+    (tmp_path / "run" / "model" / "generation_config.json").write_text(kept)
+    out = tmp_path / "out"
+    arguments = [f"--checkpoint={tmp_path / 'run'}", f"--output_dir={out}", f"--format={format}", "--dtype=float32"]
+    assert run(*arguments, "--base_model=Qwen/Qwen2.5-Math-7B") == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md",
+        "config.json",
+        "export.flags",
+        "generation_config.json",
+        "model.safetensors",
+        "prm.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert (out / "generation_config.json").read_text() == kept
+    card = (out / "README.md").read_text()
+    assert "base_model: Qwen/Qwen2.5-Math-7B\n" in card and "| checkpoint | after step 5 |\n" in card
+    scores = [cfprm_jax.load(path, "float32").score("2 + 3?", ["5.", "So 5."]) for path in (tmp_path / "run", out)]
+    np.testing.assert_allclose(*scores, rtol=1e-5)
+
+
 def test_an_mlp_head_is_refused_before_anything_is_written(tokenizer, tmp_path, capsys):
     write_run(tmp_path / "run", tokenizer, "mlp")
     assert run(f"--checkpoint={tmp_path / 'run'}", f"--output_dir={tmp_path / 'out'}") == 2
-    message = "error: --format=token_classification holds a linear head only, and this model's head is 'mlp'\n"
+    message = "error: --format=token_classification holds a linear head only, and this model's head is 'mlp': name "
+    message += "process_reward_model or reward_model\n"
     assert capsys.readouterr().err == message
     assert not (tmp_path / "out").exists()
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -213,6 +214,16 @@ def test_sigterm_saves_and_says_how_to_go_on(world, straight) -> None:
     assert len(rows(run)) < len(rows(straight[0]))
     finish(start(world, command.split()[3:]))
     same_result(straight[0], run)
+
+
+def test_malformed_rows_that_are_allowed_are_told_and_listed(world, capsys) -> None:
+    rows = world / "one_bad.jsonl"
+    rows.write_text((world / "train.jsonl").read_text() + '{"prompt": "1+1", "completions": ["2"], "labels": [1.7]}\n')
+    given = arguments(world, "one_bad", train_data=rows, eval_fraction=0, max_bad_rows=1, max_steps=1)
+    assert train.main(flags.parse(train.TrainConfig, ["train", *given, "--compile_cache_dir="])) == 0
+    assert "1 malformed rows skipped" in capsys.readouterr().out
+    (listed,) = json.loads((world / "one_bad" / "corpus.json").read_text())["bad_rows"]
+    assert re.match(r"one_bad.jsonl:\d+: .*1\.7", listed)
 
 
 def refused(arguments: list[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from cfprm_jax.config import Granularity
 from cfprm_jax.errors import UserError
 
 
@@ -25,6 +26,7 @@ class Trajectory:
         answer the same question and may share prefixes.
       id: the publisher's name for the row, if it has one.
       answer: the reference answer, if known.
+      granularity: steps in the windows that `steps` are already merged into; 1 for single steps.
 
     Raises:
       UserError: no step, another number of labels than of steps, or a label outside [0, 1].
@@ -36,6 +38,7 @@ class Trajectory:
     source: str
     id: str | None = None
     answer: str | None = None
+    granularity: Granularity = 1
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps)

@@ -41,7 +41,7 @@ def merge(
     if not ends:
         steps = len(trajectory.steps)
         raise UserError(f"{trajectory.source}: a solution of {steps} steps has no whole window of {granularity}")
-    return _cut(trajectory, ends, 0, separator)
+    return _cut(trajectory, ends, 0, separator, granularity)
 
 
 def samples(
@@ -61,6 +61,11 @@ def samples(
     Returns:
       Nothing for a one-step solution at an int granularity above 1, which would only repeat granularity 1.
     """
+    if trajectory.granularity != 1 and granularity != 1:
+        raise UserError(
+            f"{trajectory.source}: its steps are merged already (granularity {trajectory.granularity}, as prepare "
+            "writes them), but training merges by itself: give it the corpus, or what prepare writes at granularity 1"
+        )
     if stride not in ("window", "1"):
         raise UserError(f"window stride {stride!r} is neither 'window' nor '1'")
     steps = len(trajectory.steps)
@@ -71,7 +76,7 @@ def samples(
     size = _size(trajectory, granularity)
     offsets = range(min(size, steps)) if stride == "1" else range(1)
     cuts = [(_ends(steps, size, offset, tail), offset) for offset in offsets]
-    return [_cut(trajectory, ends, offset, separator) for ends, offset in cuts if ends]
+    return [_cut(trajectory, ends, offset, separator, granularity) for ends, offset in cuts if ends]
 
 
 def _size(trajectory: Trajectory, granularity: Granularity) -> int:
@@ -93,9 +98,11 @@ def _ends(steps: int, size: int, offset: int, tail: str) -> list[int]:
     return ends
 
 
-def _cut(trajectory: Trajectory, ends: Sequence[int], offset: int, separator: str) -> Trajectory:
+def _cut(
+    trajectory: Trajectory, ends: Sequence[int], offset: int, separator: str, granularity: Granularity
+) -> Trajectory:
     """Windows that end at `ends`, after an unlabelled leading window of `offset` steps."""
-    if not offset and len(ends) == len(trajectory.steps):
+    if granularity == 1:
         return trajectory
     labels = trajectory.labels[np.array(ends) - 1]
     starts = [offset, *ends[:-1]]
@@ -103,4 +110,6 @@ def _cut(trajectory: Trajectory, ends: Sequence[int], offset: int, separator: st
     if offset:
         labels = np.append(np.float32(np.nan), labels)
         windows.insert(0, separator.join(trajectory.steps[:offset]))
-    return dataclasses.replace(trajectory, steps=tuple(windows), labels=labels)
+    before = trajectory.granularity
+    merged = before * granularity if isinstance(before, int) and isinstance(granularity, int) else "whole"
+    return dataclasses.replace(trajectory, steps=tuple(windows), labels=labels, granularity=merged)

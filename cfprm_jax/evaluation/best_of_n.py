@@ -43,7 +43,7 @@ class Pool:
       unscored: candidates without a score.
     """
 
-    ids: tuple[str, ...]
+    ids: tuple[str | int, ...]
     present: Bool[np.ndarray, "questions candidates"]
     correct: Bool[np.ndarray, "questions candidates"]
     group: Int[np.ndarray, "questions candidates"]

@@ -53,7 +53,7 @@ class Candidate:
 class Question:
     """One row of a candidates file; source is its file and line, and row the JSON object itself."""
 
-    id: str
+    id: str | int
     question: str
     answer: str
     candidates: tuple[Candidate, ...]
@@ -72,7 +72,7 @@ def read_candidates(paths: Paths) -> Iterator[Question]:
       UserError: naming file, line and field of what is not as the format says; a question that occurs twice (the same
         id and dataset); or a file that is missing, empty or damaged.
     """
-    seen: dict[tuple[str | None, str], str] = {}
+    seen: dict[tuple[str | None, str | int], str] = {}
     for file in expand(paths):
         for row in rows(file):
             source = f"{file.name}:{row.line}"
@@ -102,7 +102,7 @@ def parse_question(row: dict[str, Any], source: str) -> Question:
             raise UserError(f"{where}: expected an object, found {_kind(candidate)}")
         candidates.append(_candidate(candidate, where))
     return Question(
-        id=_get(row, "id", str, source),
+        id=_id(row, source),
         question=_get(row, "question", str, source),
         answer=_get(row, "answer", str, source),
         candidates=tuple(candidates),
@@ -150,6 +150,13 @@ def _get(row: dict[str, Any], name: str, kind: type, where: str, optional: bool 
     if not isinstance(value, kind):
         raise UserError(f'{where}: "{name}" is {_kind(value)}, expected {_KINDS[kind]}')
     return value
+
+
+def _id(row: dict[str, Any], source: str) -> str | int:
+    """A text or a whole number, and no true or false, which Python counts among the numbers."""
+    if type(row.get("id")) is int:
+        return row["id"]
+    return _get(row, "id", str, source)
 
 
 def _numbers(row: dict[str, Any], name: str, where: str) -> Float[np.ndarray, " steps"] | None:

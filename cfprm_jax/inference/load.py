@@ -19,12 +19,12 @@ from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import param_specs
 from cfprm_jax.training import sharding
 from cfprm_jax.training.checkpoint import LoadedPRM, load_for_inference
-from cfprm_jax.training.run_directory import CHECKPOINTS, read_prm
+from cfprm_jax.training.run_directory import CHECKPOINTS, compute_dtype, read_prm
 
 
 def open_prm(
     path: str | pathlib.Path,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     attention: str = "auto",
     mesh: Mesh | None = None,
     encoding: EncodingConfig | None = None,
@@ -34,7 +34,8 @@ def open_prm(
     Args:
       path: a run directory of train (its newest checkpoint), one of its checkpoints/STEP, or a Hugging Face directory
         of a PRM.
-      dtype: type that the network computes in, and of its weights; the reward head is float32.
+      dtype: type that the network computes in, and of its weights; the reward head is float32. "auto" is the type that
+        a run computed in, or that of the weights of a Hugging Face directory.
       attention: attention backend.
       mesh: where the parameters go; None is one device.
       encoding: how texts become tokens, for a Hugging Face directory that does not say so (prm.json, which export
@@ -51,12 +52,13 @@ def open_prm(
     head = hf.head_of(path)
     if head is None:
         raise UserError(f"{path} has no reward head (score.*): it is a language model, not a process reward model")
-    backbone, _ = hf.read_config(path)
+    meta, described = read_prm(path)
+    backbone, raw = hf.read_config(path)
+    dtype = compute_dtype(dtype, meta, raw)
     config = PRMConfig(backbone=backbone, head=head, dtype=dtype, attention=attention, remat="none")
     mesh = mesh or sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
     shardings = sharding.param_shardings(mesh, param_specs(config))
     params, _ = hf.load_params(path, config, shardings=shardings, dtype=jnp.dtype(dtype))
-    meta, described = read_prm(path)
     encoding = described or encoding or EncodingConfig()
     tokenizer = load_tokenizer(path, encoding.marker, backbone.vocab_size)
     return LoadedPRM(config, params, tokenizer, encoding, meta)
@@ -74,6 +76,8 @@ class PRM:
         Raises:
           UserError: there are no steps, or they are longer than the model's max_length in tokens.
         """
+        if isinstance(steps, str):
+            raise UserError("steps is one text, expected a sequence with a text a step")
         (logits,) = self._scorer.score([(question, steps)])
         if logits is None:
             limit = self._scorer.encoder.config.max_length
@@ -81,10 +85,10 @@ class PRM:
         return sigmoid(logits).tolist()
 
 
-def load(directory: str | pathlib.Path, dtype: str = "float32") -> PRM:
+def load(directory: str | pathlib.Path, dtype: str = "auto") -> PRM:
     """The PRM of a run directory, a checkpoint or a Hugging Face directory (see :func:`open_prm`).
 
     Args:
-      dtype: "float32" or "bfloat16", the type that the network computes in.
+      dtype: "float32" or "bfloat16", the type that the network computes in; "auto" is that of the run or the weights.
     """
     return PRM(Scorer(open_prm(directory, dtype), batch_rows=1))

@@ -23,7 +23,12 @@ _PATTERN = (
 )
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] == 'system' %}" + SYSTEM + "{% else %}" + USER + "{% endif %}"
+    "{% if message['role'] == 'system' %}"
+    + SYSTEM
+    + "{% elif message['role'] == 'assistant' %}"
+    + SOLUTION
+    + "{% else %}"
+    "" + USER + "{% endif %}"
     "{{ message['content'] }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}" + SOLUTION + "{% endif %}"

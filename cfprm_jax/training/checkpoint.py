@@ -28,7 +28,7 @@ from cfprm_jax.models import hf
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import abstract_params, param_specs
 from cfprm_jax.training import sharding
-from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL, PRM_FILE, read_prm
+from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL, PRM_FILE, compute_dtype, read_prm
 from cfprm_jax.training.step import TrainState
 
 
@@ -185,14 +185,25 @@ def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int]:
     return run, step
 
 
+def read_meta(run: pathlib.Path, step: int) -> dict[str, Any]:
+    """The meta item of a checkpoint of a run directory: fingerprint, configuration, step, metrics.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    with contextlib.closing(ocp.JsonCheckpointHandler()) as handler, _damaged(run / CHECKPOINTS / str(step)):
+        return dict(handler.restore(epath.Path(run / CHECKPOINTS / str(step) / "meta")))
+
+
 def load_for_inference(
-    path: str | pathlib.Path, dtype: str = "bfloat16", attention: str = "auto", mesh: Mesh | None = None
+    path: str | pathlib.Path, dtype: str = "auto", attention: str = "auto", mesh: Mesh | None = None
 ) -> LoadedPRM:
     """The PRM of a run directory or of one of its checkpoints. Of the state only the parameters are read.
 
     Args:
       path: a run directory (its newest checkpoint) or checkpoints/STEP in one.
       dtype: type that the network computes in, and of its weights; the reward head's stay float32, as its output does.
+        "auto" is the type that the run computed in.
       attention: attention backend.
       mesh: where the parameters go; by default one device.
 
@@ -204,7 +215,8 @@ def load_for_inference(
     meta, encoding = read_prm(model)
     if encoding is None:
         raise UserError(f"{model} has no {PRM_FILE}, which train writes there")
-    backbone, _ = hf.read_config(model)
+    backbone, raw = hf.read_config(model)
+    dtype = compute_dtype(dtype, meta, raw)
     config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=attention, remat="none")
 
     mesh = mesh or sharding.make_mesh(DeviceConfig(), jax.devices()[:1])

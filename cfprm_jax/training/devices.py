@@ -13,8 +13,8 @@ import jax
 from cfprm_jax.errors import UserError
 
 _HOW_TO_INSTALL = {
-    "gpu": 'for an NVIDIA GPU: pip install "cfprm-jax[cuda12]" (or [cuda13], as the driver supports; see nvidia-smi)',
-    "tpu": 'on a TPU VM: pip install "cfprm-jax[tpu]"',
+    "gpu": "for an NVIDIA GPU: pip install '.[cuda12]' (or '.[cuda13]', as the driver supports; see nvidia-smi)",
+    "tpu": "on a TPU VM: pip install '.[tpu]'",
 }
 
 

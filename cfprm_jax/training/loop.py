@@ -36,26 +36,38 @@ class BatchIterator(Protocol):
 
 
 class StopSignal:
-    """Set by SIGTERM, which clusters send before they take a machine away; the loop then saves and leaves."""
+    """Set by SIGTERM, which clusters send before they take a machine away, or Ctrl-C; the loop then saves and leaves.
+
+    Attributes:
+      received: the signal, once there was one.
+    """
 
     def __init__(self) -> None:
-        self.received = False
+        self.received: signal.Signals | None = None
 
     def __call__(self) -> bool:
-        return self.received
+        return self.received is not None
+
+    @property
+    def name(self) -> str:
+        """Of the signal received."""
+        return self.received.name if self.received is not None else "nothing"
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopSignal]:
-        """Handle SIGTERM inside the with block, which must be in the main thread."""
+        """Handle both inside the with block, which must be in the main thread. A second Ctrl-C does not wait."""
 
         def note(number: int, frame: Any) -> None:
-            self.received = True
+            if self.received == number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.received = signal.Signals(number)
 
-        previous = signal.signal(signal.SIGTERM, note)
+        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 @dataclasses.dataclass(frozen=True)

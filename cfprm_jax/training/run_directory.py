@@ -1,6 +1,7 @@
 """The directory of a run: what is in it, whether it may be used, and the description of the model that it keeps.
 
 config.json, run.flags    the resolved flags
+corpus.json               counts of the training corpus, skipped and malformed rows
 metrics.jsonl             a line a step; tensorboard/ beside it
 model/                    config.json and tokenizer as Hugging Face has them, prm.json with what makes it a PRM
 checkpoints/STEP/         Orbax
@@ -14,19 +15,22 @@ import dataclasses
 import fcntl
 import json
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import transformers
 
-from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
 from cfprm_jax.data.encoding import save_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import HEADS
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
+CORPUS = "corpus.json"
 FLAGS = "run.flags"
+GENERATION = "generation_config.json"
 LOCK = "lock"
 METRICS = "metrics.jsonl"
 MODEL = "model"
@@ -93,26 +97,49 @@ def read_prm(directory: pathlib.Path) -> tuple[dict[str, Any], EncodingConfig | 
         raise UserError(f"{path}: not the description of a PRM that this version writes: {error!r}") from error
 
 
+def compute_dtype(dtype: str, meta: dict[str, Any], backbone_config: dict[str, Any]) -> str:
+    """What "auto" stands for: the type that a run was trained in, else that of a directory's weights; or dtype itself.
+
+    Args:
+      meta: of prm.json.
+      backbone_config: config.json.
+    """
+    if dtype != "auto":
+        return dtype
+    stored = meta.get("dtype") or backbone_config.get("dtype") or backbone_config.get("torch_dtype")
+    return "float32" if stored == "float32" else "bfloat16"
+
+
+def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:
+    """corpus.json: what the training corpus holds, and what was skipped, truncated or malformed, row by row."""
+    (output_dir / CORPUS).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
 def write_model(
     output_dir: pathlib.Path,
     backbone_config: dict[str, Any],
     tokenizer: transformers.PreTrainedTokenizerBase,
-    head: str,
+    model: ModelConfig,
     encoding: EncodingConfig,
     loss: LossConfig,
     granularity: GranularityConfig,
+    source: pathlib.Path | None = None,
 ) -> None:
     """model/: all that scoring and export need beside the weights.
 
     Args:
       backbone_config: config.json of the backbone as it was read.
+      source: directory of the backbone, whose generation_config.json is kept if it has one.
     """
     directory = output_dir / MODEL
     directory.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, directory)
     (directory / CONFIG).write_text(json.dumps(backbone_config, indent=2) + "\n")
+    if source is not None and (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, directory / GENERATION)
     prm = {
-        "head": head,
+        "head": model.head,
+        "dtype": model.dtype,
         "encoding": dataclasses.asdict(encoding),
         "loss": loss.loss,
         "margin": loss.margin,

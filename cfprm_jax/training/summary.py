@@ -26,8 +26,9 @@ def model(config: PRMConfig, directory: str) -> str:
 
 def corpus(report: dict[str, Any]) -> Iterator[str]:
     """A line a file's rows, and one for each granularity, nothing skipped or cut left untold."""
-    bad = f", {report['bad_rows']:,} bad rows skipped" if report.get("bad_rows") else ""
+    bad = f", {len(report['bad_rows']):,} malformed rows skipped" if report["bad_rows"] else ""
     yield f"{report['rows']:,} rows of {len(report['files'])} file(s), {report['trajectories']:,} trajectories{bad}"
+    yield from (f"left out: {number:,} {what}" for what, number in report["left_out"].items() if number)
     for granularity, counts in report["granularities"].items():
         labels = ", ".join(f"{number:,} {kind}" for kind, number in counts["labels"].items() if number)
         line = f"C={granularity}: {counts['trajectories']:,} trajectories, {counts['steps']:,} steps ({labels})"

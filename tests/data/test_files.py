@@ -152,7 +152,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: pathlib.Path, mo
         return original(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(UserError, match=r"reading parquet needs pyarrow: pip install 'cfprm-jax\[parquet\]'"):
+    with pytest.raises(UserError, match=r"reading parquet needs pyarrow: pip install pyarrow"):
         read(tmp_path / "x.parquet")
 
 

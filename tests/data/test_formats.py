@@ -160,3 +160,13 @@ def test_malformed_rows(tmp_path: pathlib.Path, row: dict, message: str) -> None
         one(tmp_path, row)
     assert str(error.value).startswith("x.jsonl:1: ")
     assert message in str(error.value)
+
+
+def test_stepwise_rows_say_what_they_are_merged_to(tmp_path):
+    row = {"prompt": "q", "completions": ["a\n\nb"], "labels": [1]}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**row, "granularity": g}) + "\n" for g in (2, "whole")))
+    assert [trajectory.granularity for trajectory in read(path)] == [2, "whole"]
+    path.write_text(json.dumps({**row, "granularity": 0}) + "\n")
+    with pytest.raises(UserError, match=r'rows.jsonl:1: "granularity" is 0'):
+        list(read(path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -87,8 +89,17 @@ def test_one_step_has_no_coarse_sample(stride: str) -> None:
     one = Trajectory("q", ("a",), [1], "f:1")
     assert samples(one, 2, stride=stride) == []
     assert samples(one, 1, stride=stride) == [one]
-    assert samples(one, "whole", stride=stride) == [one]
-    assert merge(one, 2) == one
+    assert samples(one, "whole", stride=stride) == [dataclasses.replace(one, granularity="whole")]
+    assert merge(one, 2) == dataclasses.replace(one, granularity=2)
+
+
+def test_steps_that_are_windows_already_are_not_merged_again() -> None:
+    merged = merge(Trajectory("q", tuple("abcd"), [1, 1, 0, 1], "f:1"), 2)
+    assert merged.granularity == 2
+    assert samples(merged, 1) == [merged]
+    for size in (2, "whole"):
+        with pytest.raises(UserError, match=r"f:1: its steps are merged already \(granularity 2"):
+            samples(merged, size)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,11 @@ def test_gzip_globs_and_several_files_in_order(tmp_path):
     assert [q.id for q in read_candidates(f"{tmp_path}/*.jsonl*")] == ["q1", "q2"]
 
 
+def test_an_id_may_be_a_whole_number_and_stays_one(tmp_path):
+    path = write(tmp_path / "c.jsonl", {**GOOD, "id": 3}, {**GOOD, "id": "3"})
+    assert [question.id for question in read_candidates(path)] == [3, "3"]
+
+
 def test_reading_is_a_stream(tmp_path):
     path = write(tmp_path / "c.jsonl", GOOD, {"id": "q2"})
     questions = read_candidates(path)
@@ -68,7 +73,8 @@ def test_reading_is_a_stream(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (changed(id=3), 'c.jsonl:1: "id" is a number, expected a string'),
+        (changed(id=3.5), 'c.jsonl:1: "id" is a number, expected a string'),
+        (changed(id=True), 'c.jsonl:1: "id" is true or false, expected a string'),
         ({k: v for k, v in GOOD.items() if k != "answer"}, 'c.jsonl:1: no "answer"'),
         (changed(answer=None), 'c.jsonl:1: "answer" is null, expected a string'),
         (changed(dataset=[]), '"dataset" is an array, expected a string'),

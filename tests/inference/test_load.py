@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import cfprm_jax
-from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import open_prm
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models import hf
+from cfprm_jax.models.parameters import init_params
 from cfprm_jax.training.checkpoint import Checkpoints
 from cfprm_jax.training.run_directory import write_model
 from cfprm_jax.training.step import TrainState
@@ -38,7 +39,15 @@ def exported(loaded, tmp_path_factory):
 def run(loaded, world, tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     raw = loaded.config.backbone.to_hf()
-    write_model(directory, raw, loaded.tokenizer, "linear", loaded.encoding, LossConfig(), GranularityConfig())
+    write_model(
+        directory,
+        raw,
+        loaded.tokenizer,
+        ModelConfig(dtype="float32"),
+        loaded.encoding,
+        LossConfig(),
+        GranularityConfig(),
+    )
     checkpoints = Checkpoints(directory, keep=2)
     for step, scale in ((1, 0.0), (2, 1.0)):
         params = {**loaded.params, "head": jax.tree.map(lambda v, scale=scale: scale * v, loaded.params["head"])}
@@ -93,10 +102,87 @@ def test_a_directory_that_does_not_say_takes_the_encoding_given(exported, tmp_pa
     assert open_prm(tmp_path, "float32").encoding == EncodingConfig()
 
 
+def published(loaded, directory):
+    """A directory as Qwen2.5-Math-PRM's: both classes of the last layer count, code is named, and no prm.json."""
+    import safetensors.numpy
+
+    config = dataclasses.replace(loaded.config, head="mlp")
+    params = init_params(config, jax.random.key(1))
+    hf.export(directory, params, config, loaded.tokenizer, loaded.encoding, "process_reward_model", "float32")
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+    generator = np.random.default_rng(0)
+    tensors["score.2.weight"] = generator.standard_normal((2, 64)).astype(np.float32)
+    tensors["score.2.bias"] = generator.standard_normal(2).astype(np.float32)
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+    raw = json.loads((directory / "config.json").read_text())
+    raw["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
+    for name in ("num_labels", "id2label", "label2id"):
+        del raw[name]
+    (directory / "config.json").write_text(json.dumps(raw))
+    (directory / "prm.json").unlink()
+    return tensors
+
+
+def torch_scores(directory, tensors, marker, system):
+    """The probability of the second class at each marker, by transformers' Qwen2Model and two written-out layers."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    raw = {k: v for k, v in json.loads((directory / "config.json").read_text()).items() if k != "auto_map"}
+    model = transformers.Qwen2Model(transformers.Qwen2Config(**raw)).eval()
+    weights = {name: torch.tensor(value) for name, value in tensors.items()}
+    model.load_state_dict({name.removeprefix("model."): v for name, v in weights.items() if name.startswith("model.")})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": QUESTION})
+    ids = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"]
+    for step in STEPS:
+        ids += tokenizer(step + marker, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        x = model(torch.tensor([ids])).last_hidden_state[0]
+        x = (x @ weights["score.0.weight"].T + weights["score.0.bias"]).relu()
+        scores = (x @ weights["score.2.weight"].T + weights["score.2.bias"]).softmax(-1)[:, 1]
+    return scores[torch.tensor(ids) == tokenizer.convert_tokens_to_ids(marker)].numpy()
+
+
+def test_a_published_prm_without_prm_json_is_scored_at_extra_0(loaded, tmp_path):
+    tensors = published(loaded, tmp_path / "prm")
+    theirs = torch_scores(tmp_path / "prm", tensors, "<extra_0>", EncodingConfig().system_prompt)
+    assert len(theirs) == 3 and theirs.std() > 0.01
+    assert open_prm(tmp_path / "prm").config.head == "mlp"
+    np.testing.assert_allclose(cfprm_jax.load(tmp_path / "prm").score(QUESTION, STEPS), theirs, atol=1e-5)
+
+
+def test_a_prm_with_another_marker_and_template_is_scored_with_its_own(loaded, tmp_path):
+    tensors = published(loaded, tmp_path / "prm")
+    plain = torch_scores(tmp_path / "prm", tensors, "<extra_0>", "")
+    for path in (tmp_path / "prm").glob("tokenizer*.json"):
+        text = path.read_text().replace("<extra_0>", "<|judge|>")
+        path.write_text(text.replace("{{ message['content'] }}", "{{ message['content'] }} again"))
+    encoding = dataclasses.replace(loaded.encoding, marker="<|judge|>")
+    described = {"head": "mlp", "encoding": dataclasses.asdict(encoding)}
+    (tmp_path / "prm" / "prm.json").write_text(json.dumps(described))
+    theirs = torch_scores(tmp_path / "prm", tensors, "<|judge|>", "")
+    assert len(theirs) == 3 and np.abs(theirs - plain).max() > 1e-3
+    np.testing.assert_allclose(cfprm_jax.load(tmp_path / "prm").score(QUESTION, STEPS), theirs, atol=1e-5)
+    (tmp_path / "prm" / "prm.json").unlink()
+    with pytest.raises(UserError, match="'<extra_0>' is not exactly one token"):
+        cfprm_jax.load(tmp_path / "prm")
+
+
+@pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])
+def test_two_layer_exports_of_a_linear_head_score_alike(format, loaded, expected, tmp_path):
+    hf.export(tmp_path / "out", loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, format, "float32")
+    found = open_prm(tmp_path / "out", "float32")
+    assert (found.config.head, found.encoding) == ("mlp", loaded.encoding)
+    np.testing.assert_allclose(cfprm_jax.load(tmp_path / "out").score(QUESTION, STEPS), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_what_cannot_be_scored_is_said(exported):
     prm = cfprm_jax.load(exported)
     with pytest.raises(UserError, match="without steps"):
         prm.score(QUESTION, [])
+    with pytest.raises(UserError, match="steps is one text"):
+        prm.score(QUESTION, STEPS[0])
     with pytest.raises(UserError, match="longer than 96 tokens"):
         prm.score(QUESTION, STEPS * 20)
 

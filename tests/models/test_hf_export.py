@@ -103,35 +103,160 @@ def test_files_and_config(random_params, tiny_tokenizer, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["model"]
 
 
+def classifier_of(directory, dtype):
+    """Hidden states to logits, by torch alone from the tensors and the config.json of a two-layer export."""
+    import safetensors.torch
+    import torch
+    import transformers
+
+    tensors = {}
+    for path in directory.glob("*.safetensors"):
+        tensors |= safetensors.torch.load_file(path)
+    backbone = transformers.Qwen2Model(transformers.AutoConfig.from_pretrained(directory))
+    head = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, labels_of(directory)))
+    model = torch.nn.ModuleDict({"model": backbone, "score": head})
+    model.load_state_dict(tensors, strict=True)
+    model = model.to(dtype).eval()
+    return model["score"], lambda ids: model["model"](torch.tensor(ids.astype(np.int64))).last_hidden_state
+
+
+def labels_of(directory):
+    return json.loads((directory / "config.json").read_text())["num_labels"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_layer_formats_in_torch(format, head, dtype, tied, random_params, make_rows, tiny_tokenizer, tmp_path):
+    """transformers' Qwen2Model with a written-out Linear, ReLU, Linear gives the scores, as vLLM's classes compute."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
+    params = random_params(config)
+    hf.export(tmp_path / "out", params, config, tiny_tokenizer, ENCODING, format, dtype, max_shard_bytes=30_000)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    architecture, labels = {
+        "process_reward_model": ("Qwen2ForProcessRewardModel", 2),
+        "reward_model": ("Qwen2ForRewardModel", 1),
+    }[format]
+    assert (written["architectures"], written["num_labels"]) == ([architecture], labels)
+    assert len(written["id2label"]) == labels
+    assert (written["tie_word_embeddings"], written["vocab_size"], written["dtype"]) == (tied, 300, dtype)
+    assert "auto_map" not in written
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == {
+        "bos_token_id": 3,
+        "eos_token_id": 4,
+    }
+    classifier, hidden_of = classifier_of(tmp_path / "out", torch.float32)
+    rows = make_rows(np.random.default_rng(0).integers(0, 258, (2, 30)))
+    with torch.no_grad():
+        logits = classifier(hidden_of(rows.tokens))
+    theirs = logits.softmax(-1)[..., 1] if labels == 2 else logits[..., 0].sigmoid()
+    ours = np.asarray(jax.nn.sigmoid(forward(config, params, *rows)))
+    assert ours.std() > 0.05
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5 if dtype == "float32" else 2e-2)
+    # And so does this package, from the same files.
+    again = PRMConfig(hf.read_config(tmp_path / "out")[0], head=hf.head_of(tmp_path / "out"))
+    assert again == dataclasses.replace(config, head="mlp")
+    loaded, report = hf.load_params(tmp_path / "out", again)
+    assert report.labels == labels
+    np.testing.assert_allclose(jax.nn.sigmoid(forward(again, loaded, *rows)), theirs.numpy(), atol=1e-5)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.encode("<extra_0>", add_special_tokens=False) == [257]
+    assert tokenizer.chat_template == tiny_tokenizer.chat_template
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_second_layer_of_a_linear_head_rounds_nothing(dtype, random_params, tiny_tokenizer, tmp_path):
+    """In the type of the files, z is bit for bit what the first row of the first layer gives, which is wx + b."""
+    torch = pytest.importorskip("torch")
+    params = random_params(CONFIG)
+    hf.export(tmp_path / "out", params, CONFIG, tiny_tokenizer, ENCODING, "process_reward_model", dtype)
+    (first, relu, second), _ = classifier_of(tmp_path / "out", getattr(torch, dtype))
+    x = 3 * torch.randn((500, 32), generator=torch.Generator().manual_seed(0)).to(first.weight.dtype)
+    with torch.no_grad():
+        inner = first(x)
+        logits = second(relu(inner))
+    assert torch.equal(inner[:, 1], -inner[:, 0]) and not inner[:, 2:].any()
+    assert torch.equal(logits[:, 1], inner[:, 0]) and not logits[:, 0].any()
+    for mine, theirs in ((first.weight[:1], "kernel"), (first.bias[:1], "bias")):
+        ours = np.asarray(params["head"]["output"][theirs].astype(dtype).astype(np.float32))
+        np.testing.assert_array_equal(mine.detach().float().numpy(), ours)
+
+
 @pytest.mark.parametrize("held", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("sharded", ["one device", "eight devices"])
-def test_round_trip_is_bit_equal_in_bfloat16(held, tied, sharded, random_params, tiny_tokenizer, tmp_path):
-    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}))
-    hf.export(tmp_path / "first", random_params(config), config, tiny_tokenizer, ENCODING, max_shard_bytes=40_000)
+@pytest.mark.parametrize(
+    ("format", "head"),
+    [("token_classification", "linear"), ("process_reward_model", "mlp"), ("reward_model", "linear")],
+)
+def test_round_trip_is_bit_equal_in_bfloat16(
+    format, head, held, tied, sharded, random_params, tiny_tokenizer, tmp_path
+):
+    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
+    params = random_params(config)
+    hf.export(tmp_path / "first", params, config, tiny_tokenizer, ENCODING, format, max_shard_bytes=40_000)
+    again = PRMConfig(hf.read_config(tmp_path / "first")[0], head=hf.head_of(tmp_path / "first"))
+    assert again == dataclasses.replace(config, head="linear" if format == "token_classification" else "mlp")
     shardings = None
     if sharded == "eight devices":
         mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
         rules = {"embed": "y", "mlp": "x", "heads": "x", "kv_heads": "x", "vocab": "x"}
         shardings = map_specs(
-            lambda _, spec: NamedSharding(mesh, PartitionSpec(*(rules.get(axis) for axis in spec.axes))), config
+            lambda _, spec: NamedSharding(mesh, PartitionSpec(*(rules.get(axis) for axis in spec.axes))), again
         )
-    again = PRMConfig(hf.read_config(tmp_path / "first")[0], head=hf.head_of(tmp_path / "first"))
-    assert again == config
     params, _ = hf.load_params(tmp_path / "first", again, dtype=held, shardings=shardings)
-    hf.export(tmp_path / "second", params, again, tiny_tokenizer, ENCODING, max_shard_bytes=40_000)
+    hf.export(tmp_path / "second", params, again, tiny_tokenizer, ENCODING, format, max_shard_bytes=40_000)
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
     assert sum(name.endswith(".safetensors") for name in names) > 1
     for name in names:
-        if name.endswith(".safetensors"):
-            assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("sharded", ["one device", "eight devices"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_published_head_comes_back_as_the_difference_of_its_classes(
+    tied, sharded, random_params, tiny_tokenizer, tmp_path
+):
+    """All but the last layer bit for bit; of that, only z counts: its rows become 0 and the classes' difference."""
+    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}), head="mlp")
+    form = "process_reward_model"
+    hf.export(tmp_path / "first", random_params(config), config, tiny_tokenizer, ENCODING, form)
+    path = tmp_path / "first" / "model.safetensors"
+    published = safetensors.numpy.load_file(path)
+    generator = np.random.default_rng(3)
+    for name in ("score.2.weight", "score.2.bias"):
+        published[name] = generator.standard_normal(published[name].shape).astype(ml_dtypes.bfloat16)
+    safetensors.numpy.save_file(published, path)
+    shardings = None
+    if sharded == "eight devices":
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        shardings = map_specs(
+            lambda _, spec: NamedSharding(mesh, PartitionSpec(*({"embed": "x"}.get(axis) for axis in spec.axes))),
+            config,
+        )
+    params, _ = hf.load_params(tmp_path / "first", config, dtype=jnp.bfloat16, shardings=shardings)
+    hf.export(tmp_path / "second", params, config, tiny_tokenizer, ENCODING, form)
+    again = safetensors.numpy.load_file(tmp_path / "second" / "model.safetensors")
+    assert again.keys() == published.keys()
+    for name, value in published.items():
+        if name.startswith("score.2."):
+            negative, positive = value.astype(np.float32)
+            value = np.stack([np.zeros_like(positive), positive - negative]).astype(value.dtype)
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize(
     ("arguments", "head", "message"),
     [
-        ({"format": "gguf"}, "linear", "--format: 'gguf' is not among: token_classification"),
+        (
+            {"format": "gguf"},
+            "linear",
+            "--format: 'gguf' is not among: token_classification, process_reward_model, reward_model",
+        ),
         ({"dtype": "float16"}, "linear", "--dtype: 'float16' is not among: bfloat16, float32"),
         ({}, "mlp", "--format=token_classification holds a linear head only, and this model's head is 'mlp'"),
     ],
@@ -173,7 +298,7 @@ def test_a_layer_is_fetched_and_cast_by_itself(random_params, monkeypatch):
         return original(value, *rest, **named)
 
     params = random_params(CONFIG)
-    plan = list(hf_export._plan(params, CONFIG, "BF16"))
+    plan = list(hf_export._plan(params, CONFIG, hf_export.FORMATS["token_classification"], "BF16"))
     monkeypatch.setattr(hf_export.np, "asarray", recording)
     for tensor in plan:
         assert tensor.fetch().shape == tensor.shape

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.training import run_directory
 
@@ -52,3 +53,15 @@ def test_prm_files_of_another_kind(tmp_path: pathlib.Path, text: str) -> None:
     (tmp_path / "prm.json").write_text(text)
     with pytest.raises(UserError, match=r"prm.json: not the description of a PRM"):
         run_directory.read_prm(tmp_path)
+
+
+def test_the_backbones_generation_config_is_kept(tmp_path: pathlib.Path) -> None:
+    class Tokenizer:
+        def save_pretrained(self, *_: object, **__: object) -> None: ...
+
+    settings = (ModelConfig(), EncodingConfig(), LossConfig(), GranularityConfig())
+    run_directory.write_model(tmp_path / "a", {}, Tokenizer(), *settings, tmp_path)
+    assert not (tmp_path / "a" / "model" / "generation_config.json").exists()
+    (tmp_path / "generation_config.json").write_text("{}")
+    run_directory.write_model(tmp_path / "b", {}, Tokenizer(), *settings, tmp_path)
+    assert (tmp_path / "b" / "model" / "generation_config.json").read_text() == "{}"

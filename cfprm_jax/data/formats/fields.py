@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from cfprm_jax.config import Granularity
 from cfprm_jax.errors import UserError
 
 Label = float | None
@@ -27,6 +28,7 @@ class Solution(NamedTuple):
     id: str | None = None
     answer: str | None = None
     source: str | None = None
+    granularity: Granularity = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -220,7 +220,7 @@ def _parquet_rows(raw: BinaryIO, file: InputFile) -> Iterator[Row]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError(f"{file.name}: reading parquet needs pyarrow: pip install 'cfprm-jax[parquet]'") from error
+        raise UserError(f"{file.name}: reading parquet needs pyarrow: pip install pyarrow") from error
     try:
         table = pyarrow.parquet.ParquetFile(raw)
         total, line = table.metadata.num_rows, 0

@@ -189,7 +189,8 @@ def _combine(prefixes: dict[tuple[str, ...], Solution], record: str) -> list[Tra
 
 def _trajectory(solution: Solution, source: str) -> Trajectory:
     steps, labels = tuple(solution.steps), np.array(solution.labels, np.float64)
-    return Trajectory(solution.question, steps, labels, solution.source or source, solution.id, solution.answer)
+    record = solution.source or source
+    return Trajectory(solution.question, steps, labels, record, solution.id, solution.answer, solution.granularity)
 
 
 def _by_name(name: str) -> ModuleType:

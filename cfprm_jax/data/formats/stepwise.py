@@ -3,16 +3,19 @@
 A row is {"prompt": text, "completions": [texts], "labels": [one a step]} with optional "id", "answer" and "source".
 Labels are true, false, or numbers in [0, 1]; null and -100 are unlabelled. "source" names the record that a row comes
 from, so that solutions which share prefixes stay together; without it consecutive rows of one question are a record.
-`prepare` adds "granularity", the window size at which the row's steps were merged. It is for the reader's eye: a row is
-simply a trajectory of the steps it holds, and a file may hold rows of several granularities one after another.
+`prepare` adds "granularity", the window size at which the row's steps were merged (an int, or "whole"). Such a row is a
+trajectory of the windows it holds, and a file may hold rows of several granularities one after another; rows that are
+merged already are refused where they would be merged once more.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from cfprm_jax.config import Granularity
 from cfprm_jax.data.formats import fields
 from cfprm_jax.data.formats.fields import ParseOptions, Solution
+from cfprm_jax.errors import UserError
 
 NAME = "stepwise"
 FIELDS = ("prompt", "completions", "labels")
@@ -38,5 +41,12 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
             id=fields.optional_text(row, "id"),
             answer=fields.optional_text(row, "answer"),
             source=fields.optional_text(row, "source"),
+            granularity=_granularity(row.get("granularity", 1)),
         )
     ]
+
+
+def _granularity(value: Any) -> Granularity:
+    if value == "whole" or (type(value) is int and value >= 1):
+        return value
+    raise UserError(f'"granularity" is {value!r}, expected a positive whole number or "whole"')
