@@ -64,7 +64,7 @@ def main() -> None:
         questions = [json.loads(line) for _, line in zip(range(options.questions), file, strict=False)]
     for question in questions:
         messages = [
-            {"role": "system", "content": encoding["system_prompt"]},
+            *([{"role": "system", "content": encoding["system_prompt"]}] if encoding["system_prompt"] else []),
             {"role": "user", "content": question["question"]},
         ]
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -35,23 +35,23 @@ class ExportConfig:
 
 
 class _Progress:
-    """Bytes written, with rate and time left: one line that is rewritten on a terminal, a line each tenth elsewhere."""
+    """Bytes written, with rate and time left: one line that is rewritten on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
         self.terminal = sys.stderr.isatty()
-        self.shown = 0.0 if self.terminal else 0
+        self.shown = self.start
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         rate = done / max(now - self.start, 1e-9)
         line = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e9:.2f} GB/s, {(total - done) / rate:.0f} s left"
+        if done < total and now - self.shown < (0.1 if self.terminal else 5.0):
+            return
+        self.shown = now
         if self.terminal:
-            if now - self.shown > 0.1 or done == total:
-                self.shown = now
-                print(f"\r\x1b[K{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-        elif 10 * done // total > self.shown:
-            self.shown = 10 * done // total
+            print(f"\r\x1b[K{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        else:
             print(line, file=sys.stderr, flush=True)
 
 
