@@ -35,7 +35,7 @@ class ExportConfig:
 
 
 class _Progress:
-    """Bytes written, with rate and time left: one line that is rewritten on a terminal, a line now and then elsewhere."""
+    """Bytes written, with rate and time left: rewritten in place on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
