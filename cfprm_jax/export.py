@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from cfprm_jax import flags
 from cfprm_jax.config import option
 from cfprm_jax.errors import UserError
+from cfprm_jax.progress import ProgressLine
 
 if TYPE_CHECKING:
     from cfprm_jax.training.checkpoint import LoadedPRM
@@ -34,25 +34,16 @@ class ExportConfig:
     )
 
 
-class _Progress:
-    """Bytes written, with rate and time left: rewritten in place on a terminal, a line now and then elsewhere."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self.terminal = sys.stderr.isatty()
-        self.shown = self.start
+class _Progress(ProgressLine):
+    """Bytes written, with rate and time left."""
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        rate = done / max(now - self.start, 1e-9)
+        rate = done / self.elapsed
         line = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e9:.2f} GB/s, {(total - done) / rate:.0f} s left"
-        if done < total and now - self.shown < (0.1 if self.terminal else 5.0):
-            return
-        self.shown = now
-        if self.terminal:
-            print(f"\r\x1b[K{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        if done == total:
+            self.end(line)
         else:
-            print(line, file=sys.stderr, flush=True)
+            self.show(lambda: line)
 
 
 def main(config: ExportConfig) -> None:
@@ -82,7 +73,7 @@ def main(config: ExportConfig) -> None:
         loaded.encoding,
         config.format,
         config.dtype,
-        progress=_Progress(),
+        progress=_Progress(sys.stderr),
         texts=texts,
     )
     print(

@@ -37,6 +37,7 @@ from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
+from cfprm_jax.progress import ProgressLine
 
 _ONE_STEP = "one step only: no coarse sample"
 _NO_WINDOW = "no whole window (--window_tail=drop)"
@@ -109,7 +110,7 @@ class _Pass:
         progress = _Progress(f"granularity {self.granularity}")
         for trajectory in formats.read(config.files.input, **dataclasses.asdict(config.read), report=self.reading):
             self.read.add(trajectory)
-            progress.show(self.reading)
+            progress.reading(self.reading)
             if self.exclusion.takes(trajectory):
                 continue
             merged = samples(trajectory, self.granularity, windows.window_tail, windows.window_stride, separator)
@@ -120,7 +121,7 @@ class _Pass:
                 if self.tokens is not None:
                     self.tokens.add(sample)
                 stream.write(_row(sample))
-        progress.end(self.reading)
+        progress.done(self.reading)
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON report."""
@@ -252,33 +253,28 @@ def _written(path: pathlib.Path) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-class _Progress:
-    """A line that renews itself on a terminal, a line every ten seconds elsewhere; on stderr."""
+class _Progress(ProgressLine):
+    """How much of the input one pass has read, on stderr."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(sys.stderr)
         self._name = name
-        self._terminal = sys.stderr.isatty()
-        self._started = self._shown = time.monotonic()
 
-    def show(self, reading: ReadReport) -> None:
+    def reading(self, reading: ReadReport) -> None:
         """Show how far the reading is, if it is time to."""
-        now = time.monotonic()
-        if now - self._shown >= (0.2 if self._terminal else 10.0):
-            self._shown = now
-            elapsed = now - self._started
-            left = elapsed * (1 - reading.fraction) / reading.fraction if reading.fraction else float("nan")
-            self._print(f"{self._line(reading, elapsed)}, {left:.0f} s left", end="" if self._terminal else "\n")
+        self.show(lambda: f"{self._line(reading)}, {self._left(reading)}")
 
-    def end(self, reading: ReadReport) -> None:
+    def done(self, reading: ReadReport) -> None:
         """Show that all has been read."""
-        self._print(self._line(reading, time.monotonic() - self._started), end="\n")
+        self.end(self._line(reading))
 
-    def _line(self, reading: ReadReport, elapsed: float) -> str:
-        rate = reading.trajectories / max(elapsed, 1e-9)
+    def _line(self, reading: ReadReport) -> str:
+        rate = reading.trajectories / self.elapsed
         return f"{self._name}: {reading.fraction:4.0%}, {reading.trajectories:,} trajectories, {rate:,.0f}/s"
 
-    def _print(self, line: str, end: str) -> None:
-        print(f"\r\x1b[K{line}" if self._terminal else line, end=end, file=sys.stderr, flush=True)
+    def _left(self, reading: ReadReport) -> str:
+        left = self.elapsed * (1 - reading.fraction) / reading.fraction if reading.fraction else float("nan")
+        return f"{left:.0f} s left"
 
 
 def _announce(config: PrepareConfig, test_questions: int) -> None:

@@ -19,11 +19,9 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import open_prm
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
+from cfprm_jax.progress import ProgressLine
 from cfprm_jax.training import caches, devices, sharding
 from cfprm_jax.training.metrics import duration
-
-# Seconds between progress reports: on a terminal, where the line is rewritten, and elsewhere.
-_UPDATE_TERMINAL, _UPDATE_PLAIN = 0.2, 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +91,12 @@ def main(config: ScoreConfig) -> int:
         flush=True,
     )
     counts, started = Counts(), time.monotonic()
-    progress = _Progress(sys.stdout, counts)
+    progress = _Progress(counts)
     with _written(output) as file:
         for row, _ in score_rows(_read(files, progress), scorer, counts):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            progress.show()
-    progress.finish()
+            progress.scoring()
+    progress.clear()
     pathlib.Path(f"{output}.config.json").write_text(json.dumps(flags.as_dict(config), indent=2) + "\n")
     seconds = time.monotonic() - started
     print(
@@ -140,33 +138,24 @@ def _written(output: pathlib.Path) -> Iterator[TextIO]:
         partial.unlink(missing_ok=True)
 
 
-class _Progress:
+class _Progress(ProgressLine):
     """How far, how fast, and how long still."""
 
-    def __init__(self, stream: TextIO, counts: Counts) -> None:
+    def __init__(self, counts: Counts) -> None:
+        super().__init__(sys.stdout)
         self.fraction = 0.0
-        self._stream, self._counts = stream, counts
-        self._terminal = stream.isatty()
-        self._started = self._shown = time.monotonic()
+        self._counts = counts
 
-    def show(self) -> None:
+    def scoring(self) -> None:
         """Report, unless that was done a moment ago."""
-        now = time.monotonic()
-        if now - self._shown < (_UPDATE_TERMINAL if self._terminal else _UPDATE_PLAIN):
-            return
-        self._shown, seconds = now, now - self._started
-        left = duration(seconds * (1 / self.fraction - 1)) if self.fraction else "?"
-        line = (
-            f"scoring     {self._counts.rows:,} rows ({self.fraction:.0%}), "
-            f"{self._counts.solutions / seconds:,.1f} solutions/s, left {left}"
-        )
-        self._stream.write(f"\r\x1b[2K{line}" if self._terminal else f"{line}\n")
-        self._stream.flush()
+        self.show(self._line)
 
-    def finish(self) -> None:
-        """Leave the line for what follows."""
-        if self._terminal:
-            self._stream.write("\r\x1b[2K")
+    def _line(self) -> str:
+        left = duration(self.elapsed * (1 / self.fraction - 1)) if self.fraction else "?"
+        return (
+            f"scoring     {self._counts.rows:,} rows ({self.fraction:.0%}), "
+            f"{self._counts.solutions / self.elapsed:,.1f} solutions/s, left {left}"
+        )
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from cfprm_jax.inference.rows import scored_questions
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models import hf, parameters, prm
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.progress import ProgressLine
 from cfprm_jax.training import (
     caches,
     checkpoint,
@@ -274,7 +275,17 @@ def open_data(
     fraction = 0.0 if sources.held_out else config.eval.eval_fraction
 
     def corpus(paths: tuple[str, ...], granularity: GranularityConfig, questions: str) -> Any:
-        return open_corpus(paths, config.read, granularity, config.encoding, tokenizer, cache, questions, fraction)
+        line = ProgressLine(sys.stdout)
+
+        def report_share(share: float) -> None:
+            if jax.process_index() == 0:
+                line.show(lambda: f"tokenising  {share:.0%} of the corpus, {duration(line.elapsed)} so far")
+
+        opened = open_corpus(
+            paths, config.read, granularity, config.encoding, tokenizer, cache, questions, fraction, report_share
+        )
+        line.clear()
+        return opened
 
     train = corpus(sources.train, config.granularity, "train" if fraction else "all")
     for line in summary.corpus(train.report):
