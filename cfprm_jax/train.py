@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import transformers
 from jax.sharding import Mesh
 
-from cfprm_jax import bon, flags, losses
+from cfprm_jax import bon, flags
 from cfprm_jax.config import (
     DeviceConfig,
     EncodingConfig,
@@ -42,7 +42,7 @@ from cfprm_jax.evaluation.candidates import Question, read_candidates
 from cfprm_jax.inference import load as load_inference
 from cfprm_jax.inference.rows import scored_questions
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.models import hf, parameters, prm
+from cfprm_jax.models import hf, parameters
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.progress import ProgressLine
 from cfprm_jax.training import (
@@ -51,10 +51,9 @@ from cfprm_jax.training import (
     devices,
     evaluation,
     loop,
-    optimizer,
+    program,
     run_directory,
     sharding,
-    step,
     summary,
 )
 from cfprm_jax.training.metrics import MetricLog, Progress, duration
@@ -101,11 +100,10 @@ class Sources(NamedTuple):
 
 
 class Network(NamedTuple):
-    """The PRM and its optimizer, without any weights."""
+    """The PRM, without any weights."""
 
     config: PRMConfig
     raw: dict[str, Any]  # the backbone's config.json
-    specs: Any
     shardings: Any  # of the parameters
 
 
@@ -142,20 +140,11 @@ def main(config: TrainConfig) -> int:
     num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
     say(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
 
-    schedule = optimizer.learning_rate_schedule(config.optimizer, num_steps)
-    tx = optimizer.make_optimizer(config.optimizer, schedule, network.specs)
-    forward = functools.partial(prm.apply, network.config, constrain=sharding.constrain_activations(mesh))
-    loss = losses.loss_function(config.loss)
-    state_shardings = step.state_shardings(tx, parameters.abstract_params(network.config), network.shardings, mesh)
-    batch_shardings = sharding.batch_shardings(mesh)
-    train_step = functools.partial(
-        step.train_step, forward=forward, loss=loss, config=config.optimizer, tx=tx, schedule=schedule
-    )
-    eval_step = step.jit_eval_step(forward, loss, network.shardings, mesh)
+    built = program.build(network.config, config.loss, config.optimizer, num_steps, mesh)
     job = loop.Job(
-        train_step=step.jit_train_step(train_step, state_shardings, mesh),
-        evaluate=functools.partial(evaluation.evaluate, eval_step, data.held_out, batch_shardings),
-        shardings=batch_shardings,
+        train_step=built.train_step,
+        evaluate=functools.partial(evaluation.evaluate, built.eval_step, data.held_out, built.batch_shardings),
+        shardings=built.batch_shardings,
         num_steps=num_steps,
         config=config.run,
         meta={"fingerprint": fingerprint(config, data.loader, num_steps), "config": flags.as_dict(config)},
@@ -166,7 +155,7 @@ def main(config: TrainConfig) -> int:
             say(f"resume      {output_dir} has no checkpoint yet: from the start")
         params, origin = initial_params(config, sources, network)
         say(f"weights     {origin}")
-        state = step.init_state(params, tx, state_shardings)
+        state = built.init_state(params)
         del params  # donated with the state to the first step
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
@@ -180,7 +169,7 @@ def main(config: TrainConfig) -> int:
         batches = stack.enter_context(contextlib.closing(data.loader.iterator()))
         if start:
             refuse_another_run(output_dir, checkpoints.meta(start)["fingerprint"], job.meta["fingerprint"])
-            restored = checkpoints.restore(start, step.abstract_state(tx, network.config, state_shardings))
+            restored = checkpoints.restore(start, built.abstract_state())
             state = restored.state
             batches.set_state(restored.data)
             say(f"resume      {output_dir} after step {start:,}")
@@ -259,8 +248,7 @@ def open_network(config: TrainConfig, sources: Sources, mesh: Mesh) -> Network:
     backbone.refuse_length(config.encoding.max_length)
     model = config.model
     network = PRMConfig(backbone, model.head, model.dtype, model.attention, model.remat)
-    specs = parameters.param_specs(network)
-    return Network(network, raw, specs, sharding.param_shardings(mesh, specs))
+    return Network(network, raw, sharding.param_shardings(mesh, parameters.param_specs(network)))
 
 
 def open_data(

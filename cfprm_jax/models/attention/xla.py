@@ -1,19 +1,10 @@
-"""Attention over a forest of token trees: the one call that every layer makes.
-
-The visibility rule is that of the row format (DESIGN, "Prefix-tree packing"): with the tokens of a row in depth-first
-order, token i sees token j iff j <= i < subtree_end[j]. It is the causal mask, the isolation of packed samples and the
-sharing of prefixes at once. Padding has subtree_end[i] = i + 1 and sees itself, so no token is without a visible one.
-"""
+"""Attention in plain XLA: causal blocks of queries against a dense mask. It runs on every platform."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
-
-from cfprm_jax.errors import UserError
-
-BACKENDS = ("auto", "xla")
 
 # A block of queries is at least this long. On CPU, 128 was faster forward and backward than 256 and than the whole
 # square at lengths 512 and 2048: keys beyond the block's end are never touched, which halves the work.
@@ -34,25 +25,8 @@ def attention(
     k: Float[Array, "rows length kv_heads head_dim"],
     v: Float[Array, "rows length kv_heads head_dim"],
     subtree_end: Int[Array, "rows length"],
-    backend: str = "xla",
 ) -> Float[Array, "rows length heads head_dim"]:
-    """Scaled dot-product attention under the tree rule, with grouped keys and values.
-
-    Query head h reads key and value head h // (heads / kv_heads). The scale is head_dim ** -0.5, the softmax is in
-    float32, and the result has q's dtype. Products of float32 inputs have full float32 precision on every platform.
-
-    Args:
-      backend: "xla" runs everywhere; "auto" takes the best one that is implemented for this platform.
-
-    Raises:
-      UserError: the backend is not one of BACKENDS.
-    """
-    if backend not in BACKENDS:
-        raise UserError(f"attention: {backend!r} is not among: {', '.join(BACKENDS)}")
-    return _xla(q, k, v, subtree_end)
-
-
-def _xla(q: Array, k: Array, v: Array, subtree_end: Array) -> Array:
+    """See :func:`cfprm_jax.models.attention.attention`."""
     rows, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads
