@@ -1,6 +1,7 @@
 """Kill a training run with SIGKILL many times, at random moments, and compare it with an undisturbed one.
 
     python bench/kill_and_resume.py --kills=10 --seed=0 --output_dir=DIRECTORY -- TRAIN_FLAGS...
+    python bench/kill_and_resume.py --processes=2 ... -- TRAIN_FLAGS...        kills one of two processes of a run
 
 Trains once straight through and once killed and resumed (--kills times; every second kill waits for a checkpoint that
 is being written). Exits 1 unless every loss in metrics.jsonl and every parameter of the last checkpoint are bit-equal.
@@ -12,6 +13,7 @@ import argparse
 import json
 import pathlib
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -20,18 +22,36 @@ import jax
 import numpy as np
 
 from cfprm_jax.training import checkpoint
+from cfprm_jax.training.metrics import MEASURED
 
-TIMING = ("steps_per_second", "tokens_per_second", "expanded_tokens_per_second")
+# The others of a run end by themselves when one is killed, within a heartbeat's time-out and what it takes to end.
+HEARTBEAT, SECONDS_TO_END = 10, 60
 
 
-def start(flags: list[str], run: pathlib.Path, resume: bool) -> subprocess.Popen:
+def start(flags: list[str], run: pathlib.Path, resume: bool, processes: int) -> list[subprocess.Popen]:
     command = [sys.executable, "-m", "cfprm_jax.train", *flags, f"--output_dir={run}"]
-    return subprocess.Popen(
-        [*command, "--resume=always"] if resume else command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    if resume:
+        command.append("--resume=always")
+    if processes > 1:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            command.append(f"--coordinator=127.0.0.1:{listener.getsockname()[1]}")
+        command += [f"--num_processes={processes}", f"--heartbeat_timeout={HEARTBEAT}"]
+    return [
+        subprocess.Popen(
+            [*command, f"--process_id={i}"] if processes > 1 else command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(processes)
+    ]
+
+
+def finish(running: list[subprocess.Popen]) -> None:
+    texts = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        raise SystemExit("the run failed by itself:\n" + "\n".join(texts))
 
 
 def lines(run: pathlib.Path) -> int:
@@ -45,47 +65,50 @@ def unfinished(run: pathlib.Path) -> set[str]:
     return {p.name for p in folder.iterdir() if "tmp" in p.name} if folder.is_dir() else set()
 
 
-def kill_once(flags: list[str], run: pathlib.Path, during_a_save: bool, more_steps: int) -> str:
-    """Start or resume, kill at the moment wished for; what was there at that moment."""
+def kill_once(flags: list[str], run: pathlib.Path, processes: int, victim: int, saving: bool, more_steps: int) -> str:
+    """Start or resume, kill one process at the moment wished for; what was there at that moment."""
     begin, left_behind = lines(run), unfinished(run)
-    process = start(flags, run, resume=(run / "config.json").exists())
-    while process.poll() is None:
-        reached = lines(run) >= begin + (1 if during_a_save else more_steps)
-        if reached and (not during_a_save or unfinished(run) - left_behind):
+    running = start(flags, run, (run / "config.json").exists(), processes)
+    while all(process.poll() is None for process in running):
+        reached = lines(run) >= begin + (1 if saving else more_steps)
+        if reached and (not saving or unfinished(run) - left_behind):
             break
         time.sleep(0.0005)
+    if all(process.poll() == 0 for process in running):
+        return "came to its end"
     was_saving = bool(unfinished(run) - left_behind)
-    process.kill()
-    text, _ = process.communicate()
-    if process.returncode not in (0, -9):
-        raise SystemExit(f"the run failed by itself:\n{text}")
-    return f"killed at step {lines(run)}{' during a save' if was_saving else ''}"
+    running[victim].kill()
+    killed = time.monotonic()
+    texts = [process.communicate(timeout=SECONDS_TO_END)[0] for process in running]
+    if running[victim].returncode != -9 or any(process.returncode == 0 for process in running):
+        raise SystemExit("the run failed by itself, or a process did not notice:\n" + "\n".join(texts))
+    others = f"; all ended {time.monotonic() - killed:.1f} s later" if processes > 1 else ""
+    return f"killed at step {lines(run)}{' during a save' if was_saving else ''}{others}"
 
 
 def rows(run: pathlib.Path) -> list[dict]:
     read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIMING} for row in read]
+    return [{name: value for name, value in row.items() if name not in MEASURED} for row in read]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
     parser.add_argument("flags", nargs="+", help="flags of train, after --")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     straight, killed = options.output_dir / "straight", options.output_dir / "killed"
-    text, _ = (process := start(options.flags, straight, resume=False)).communicate()
-    if process.returncode:
-        raise SystemExit(text)
+    finish(start(options.flags, straight, False, options.processes))
     total = lines(straight)
     for number in range(options.kills):
-        what = kill_once(options.flags, killed, number % 2 == 1, rng.randint(1, max(total // options.kills, 1)))
+        more = rng.randint(1, max(total // options.kills, 1))
+        victim = rng.randrange(options.processes)
+        what = kill_once(options.flags, killed, options.processes, victim, number % 2 == 1, more)
         print(f"{number + 1}/{options.kills}: {what}", flush=True)
-    text, _ = (process := start(options.flags, killed, resume=True)).communicate()
-    if process.returncode:
-        raise SystemExit(text)
+    finish(start(options.flags, killed, True, options.processes))
     losses_equal = rows(straight) == rows(killed)
     a, b = (checkpoint.load_for_inference(run, "float32").params for run in (straight, killed))
     params_equal = all(jax.tree.leaves(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b)))

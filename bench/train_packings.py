@@ -108,9 +108,9 @@ def make_step(config: BenchConfig, vocab_size: int) -> tuple[Callable[..., Any],
     specs = parameters.param_specs(network)
     options = OptimizerConfig()
     schedule = optimizer.learning_rate_schedule(options, 1000)
-    tx = optimizer.make_optimizer(options, schedule, specs)
+    tx = optimizer.AdamW(options, schedule, specs)
     param_shardings = sharding.param_shardings(mesh, specs)
-    shardings = step.state_shardings(tx, parameters.abstract_params(network), param_shardings, mesh)
+    shardings = step.state_shardings(tx, param_shardings, mesh)
     make = jax.jit(functools.partial(parameters.init_params, network), out_shardings=param_shardings)
     pure = functools.partial(
         step.train_step,

@@ -25,6 +25,7 @@ DATA_FORMATS = ("auto", "prm800k", "stepwise", "math_shepherd", "rlhflow", "rest
 LOSSES = ("bce", "mse", "q_ranking")
 SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
 PACKINGS = ("tree", "sequence", "none")
+ATTENTIONS = ("auto", "xla", "blocks", "cudnn", "pallas")
 AGGREGATIONS = ("min", "last", "product", "mean")
 
 
@@ -165,6 +166,12 @@ class PackingConfig:
         lower=1,
     )
     batch_size: int = option(32, "Trajectories an optimizer step, over all devices.", lower=1)
+    record_chunk: int = option(
+        0,
+        "--packing=tree: most trajectories of a record that stay together in the order of the data; 0 keeps records "
+        "whole, 1 shuffles every trajectory. Fewer share less and make batches of more records.",
+        lower=0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,11 +189,30 @@ class ModelConfig:
     )
     head: str = option("linear", "Reward head: Linear, or Linear-ReLU-Linear.", choices=("linear", "mlp"))
     dtype: str = option("bfloat16", "Type of activations and matrix products.", choices=("bfloat16", "float32"))
-    attention: str = option("auto", "Attention kernel.", choices=("auto", "xla"))
+    attention: str = option(
+        "auto",
+        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blocks and xla anywhere; auto takes "
+        "what suits the device.",
+        choices=ATTENTIONS,
+    )
     remat: str = option(
         "layer",
-        "Activations recomputed in the backward pass: none, or all but each layer's input.",
-        choices=("none", "layer"),
+        "Activations recomputed in the backward pass: none; the MLPs', which are most of them; or all but each layer's "
+        "input, which costs a third more arithmetic and least memory.",
+        choices=("none", "mlp", "layer"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters: only they and the reward head are trained, and the backbone stays as it is."""
+
+    lora_rank: int = option(0, "Rank of the adapters; 0 trains the whole network.", lower=0)
+    lora_alpha: float = option(32.0, "What the adapters add counts lora_alpha / lora_rank.", lower=0.0)
+    lora_targets: tuple[str, ...] = option(
+        ("query", "key", "value", "output", "gate", "up", "down"),
+        "Matrices that get adapters, by these names or Hugging Face's (q_proj, ...).",
+        kind="list",
     )
 
 
@@ -194,6 +220,12 @@ class ModelConfig:
 class OptimizerConfig:
     """AdamW with linear warm-up and a decay over the whole run."""
 
+    optimizer: str = option(
+        "adamw",
+        "adamw holds masters and moments in float32, 16 bytes a parameter with gradients. adamw_compact holds the "
+        "float32 masters exactly and the moments in 8 bits, 8 bytes with gradients: a 7B fine-tune on one 80 GB card.",
+        choices=("adamw", "adamw_compact"),
+    )
     learning_rate: float = option(2e-6, "Peak learning rate.", lower=0.0)
     warmup_fraction: float = option(
         0.03, "Share of the steps in which the rate rises linearly from 0.", lower=0.0, upper=1.0
@@ -233,6 +265,25 @@ class DeviceConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistributedConfig:
+    """Several processes as one run; launch/ has a file for each place to run."""
+
+    distributed: str = option(
+        "auto",
+        "auto joins the processes that the flags below, JAX_COORDINATOR_ADDRESS, Slurm or a TPU pod name, if any; off "
+        "runs this process alone.",
+        choices=("auto", "off"),
+    )
+    coordinator: str = option("", "HOST:PORT of process 0, given to every process with the next two.")
+    num_processes: int = option(0, "Number of processes.", lower=0)
+    process_id: int = option(-1, "Index of this process, from 0.", lower=-1)
+    initialization_timeout: int = option(300, "Seconds that processes wait for each other at the start.", lower=1)
+    heartbeat_timeout: int = option(
+        100, "Seconds without a sign of life after which a process counts as dead and ends the run.", lower=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """What training writes, and how often."""
 
@@ -251,6 +302,17 @@ class RunConfig:
     eval_every: int = option(0, "Optimizer steps between evaluations; 0 evaluates at the end only.", lower=0)
     checkpoint_every: int = option(500, "Optimizer steps between checkpoints; there is always one at the end.", lower=1)
     keep_checkpoints: int = option(2, "Newest checkpoints that are kept.", lower=1)
+    keep_best: str = option(
+        "none",
+        "Held-out metric by which the best checkpoint is kept too, saved at its evaluation: OUTPUT_DIR/best.",
+        choices=("none", "loss", "step_accuracy", "negative_f1", "auroc"),
+    )
+    preemption_exit_code: int = option(
+        0,
+        "Exit status after a SIGTERM, when all is saved; one of its own tells a scheduler to start the run again.",
+        lower=0,
+        upper=255,
+    )
     compile_cache_dir: str = option(
         "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
     )

@@ -13,24 +13,34 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from cfprm_jax.training.checkpoint import LoadedPRM
+    from cfprm_jax.models.hf_export import ExportReport
+    from cfprm_jax.training.checkpoint import LoadedAdapters, LoadedPRM
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
-    """What to export, and as what."""
+    """Write a trained PRM as a Hugging Face directory, with tokenizer and model card.
+
+    python -m cfprm_jax.export --checkpoint=RUN --format=process_reward_model --output_dir=DIRECTORY
+
+    Reads the newest checkpoint of a run of train, or the one that is named. Adapters are merged into their backbone,
+    but for --format=peft_adapter. One process is enough for a run of several.
+    """
 
     checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
     format: str = option(
         "token_classification",
         "token_classification: transformers' Qwen2ForTokenClassification, for a linear head. process_reward_model and "
-        "reward_model: the classes of Qwen2.5-Math-PRM and -RM, which vLLM serves, for any head.",
-        choices=("token_classification", "process_reward_model", "reward_model"),
+        "reward_model: the classes of Qwen2.5-Math-PRM and -RM, which vLLM serves, for any head. peft_adapter: the "
+        "adapters of a run with --lora_rank alone, for a linear head.",
+        choices=("token_classification", "process_reward_model", "reward_model", "peft_adapter"),
     )
     output_dir: str = option("", "Directory to write; it must be empty or not there.")
     dtype: str = option("bfloat16", "Type of the weights written.", choices=("bfloat16", "float32"))
     base_model: str = option(
-        "", "ORGANISATION/NAME of the backbone on the hub, for the model card; empty takes it from the backbone's path."
+        "",
+        "ORGANISATION/NAME of the backbone on the hub, for the model card and for PEFT; empty takes it from the "
+        "backbone's path.",
     )
 
 
@@ -51,21 +61,32 @@ def main(config: ExportConfig) -> None:
     for name in ("checkpoint", "output_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is required")
-    from cfprm_jax.models.hf_export import check_export, check_output_dir, export
-    from cfprm_jax.training.checkpoint import load_for_inference, locate
-    from cfprm_jax.training.run_directory import GENERATION, MODEL
+    from cfprm_jax.models.hf_export import PEFT_ADAPTER, check_output_dir
 
     output_dir = pathlib.Path(config.output_dir)
     check_output_dir(output_dir)
     print(f"export: {config.checkpoint} -> {output_dir} as {config.format} in {config.dtype}", flush=True)
+    report = _adapters(config, output_dir) if config.format == PEFT_ADAPTER else _whole(config, output_dir)
+    print(
+        f"wrote {output_dir}: {report.parameters:,} parameters, {report.stored_bytes / 1e9:.2f} GB "
+        f"in {len(report.files)} file(s) of weights",
+        flush=True,
+    )
+
+
+def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
+    from cfprm_jax.models.hf_export import check_export, export
+    from cfprm_jax.training.checkpoint import load_for_inference, locate
+    from cfprm_jax.training.run_directory import GENERATION, MODEL
+
     # The checkpoint's own float32, so that the type that is asked for is rounded to once.
     loaded = load_for_inference(config.checkpoint, dtype="float32")
     check_export(output_dir, loaded.config, config.format, config.dtype)
-    texts = {"README.md": _card(config, loaded), "export.flags": flags.flag_file(config)}
+    texts = _texts(config, loaded)
     kept = locate(config.checkpoint)[0] / MODEL / GENERATION
     if kept.is_file():
         texts[GENERATION] = kept.read_text(encoding="utf-8")
-    report = export(
+    return export(
         output_dir,
         loaded.params,
         loaded.config,
@@ -76,27 +97,49 @@ def main(config: ExportConfig) -> None:
         progress=_Progress(sys.stderr),
         texts=texts,
     )
-    print(
-        f"wrote {output_dir}: {report.parameters:,} parameters, {report.stored_bytes / 1e9:.2f} GB "
-        f"in {len(report.files)} file(s) of weights"
+
+
+def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
+    from cfprm_jax.models.peft import export_adapters
+    from cfprm_jax.training.checkpoint import load_adapters
+
+    loaded = load_adapters(config.checkpoint)
+    return export_adapters(
+        output_dir,
+        loaded.trainable,
+        loaded.config,
+        loaded.adapters,
+        _base_model(config, loaded) or str(loaded.backbone),
+        loaded.tokenizer,
+        loaded.encoding,
+        config.dtype,
+        progress=_Progress(sys.stderr),
+        texts=_texts(config, loaded),
     )
 
 
-def _card(config: ExportConfig, loaded: LoadedPRM) -> str:
+def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> dict[str, str]:
+    """The model card, and the flags of this export."""
     from cfprm_jax import model_card
     from cfprm_jax.data.encoding import marker_id
 
-    training = model_card.read_training(config.checkpoint)
-    raw = loaded.config.backbone.to_hf()
-    return model_card.render(
+    card = model_card.render(
         pathlib.Path(config.output_dir).resolve().name,
         config.format,
         config.dtype,
         loaded.encoding,
         marker_id(loaded.tokenizer, loaded.encoding.marker),
-        training,
-        config.base_model or model_card.hub_name(training.options.get("model", ""), raw),
+        model_card.read_training(config.checkpoint),
+        _base_model(config, loaded),
     )
+    return {"README.md": card, "export.flags": flags.flag_file(config)}
+
+
+def _base_model(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> str:
+    from cfprm_jax import model_card
+
+    options = model_card.read_training(config.checkpoint).options
+    return config.base_model or model_card.hub_name(options.get("model", ""), loaded.config.backbone.to_hf())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """absl flags to frozen configuration dataclasses: the only place below the commands that knows flags.
 
 A command's configuration is a frozen dataclass whose fields are options (:func:`cfprm_jax.config.option`) or other such
-dataclasses. Every option becomes one flag of the same name; values are checked against the choices and bounds of the
+dataclasses. A field `given` that is no option gets the names of the flags that were set, by --flagfile too. Every
+option becomes one flag of the same name; values are checked against the choices and bounds of the
 option, so that a bad one is refused before anything is read. Each command has a flag set of its own, so importing two
 commands never defines a flag twice.
 """
@@ -32,7 +33,7 @@ def _options(config_type: type) -> Iterator[tuple[type, dataclasses.Field]]:
     for field in dataclasses.fields(config_type):
         if dataclasses.is_dataclass(hints[field.name]):
             yield from _options(typing.cast(type, hints[field.name]))
-        else:
+        elif field.metadata:
             yield config_type, field
 
 
@@ -75,6 +76,10 @@ def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
     for field in dataclasses.fields(typing.cast(Any, config_type)):
         if dataclasses.is_dataclass(hints[field.name]):
             arguments[field.name] = _build(typing.cast(type, hints[field.name]), values)
+            continue
+        if not field.metadata:
+            if field.name == "given":
+                arguments["given"] = frozenset(name for name in values if values[name].present)
             continue
         value: Any = values[field.name].value
         if field.metadata["kind"] == "list":
@@ -177,7 +182,7 @@ def as_flags(config: Any) -> list[str]:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             out += as_flags(value)
-        else:
+        elif field.metadata:
             text = _LISTS.serialize(list(value)) if field.metadata["kind"] == "list" else value
             text = str(text).lower() if field.metadata["kind"] == "bool" else text
             out.append(f"--{field.name}={text}")
@@ -219,7 +224,10 @@ def as_dict(config: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        flat.update(as_dict(value) if dataclasses.is_dataclass(value) else {field.name: value})
+        if dataclasses.is_dataclass(value):
+            flat.update(as_dict(value))
+        elif field.metadata:
+            flat[field.name] = value
     return flat
 
 

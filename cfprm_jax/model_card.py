@@ -10,18 +10,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cfprm_jax.config import EncodingConfig
-from cfprm_jax.evaluation import report
-from cfprm_jax.evaluation.best_of_n import Row
+from cfprm_jax.evaluation import report, tables
 from cfprm_jax.training import checkpoint, run_directory, summary
 
 # Of a run of train: where its Best-of-N results are, if it was given candidates.
 _BEST_OF_N = pathlib.Path("best_of_n") / "results.json"
 _PIPELINES = {
     "token_classification": ("transformers", "token-classification"),
+    "peft_adapter": ("peft", "token-classification"),
     "process_reward_model": ("vllm", "token-classification"),
     "reward_model": ("vllm", "text-classification"),
 }
 _KINDS = {
+    "peft_adapter": "a PEFT adapter for transformers' `Qwen2ForTokenClassification`: the softmax over the two labels "
+    "of a marker, of which the second is the score of the step before it",
     "token_classification": "transformers' `Qwen2ForTokenClassification`: the softmax over the two labels of a marker, "
     "of which the second is the score of the step before it",
     "process_reward_model": "`Qwen2ForProcessRewardModel` (two labels, as Qwen2.5-Math-PRM), which vLLM serves: the "
@@ -160,19 +162,24 @@ def _use(name: str, format: str, dtype: str, encoding: EncodingConfig, marker_id
     yield "```python"
     yield from _encode(name, encoding)
     yield "```\n"
-    if format == "token_classification":
+    if format in ("token_classification", "peft_adapter"):
         yield "The score of each step:\n"
         yield "```python"
         yield "import torch"
-        yield "from transformers import AutoModelForTokenClassification\n"
-        yield f'model = AutoModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
+        if format == "peft_adapter":  # whose class has two labels by default, as the head here
+            yield "from peft import AutoPeftModelForTokenClassification\n"
+            yield f'model = AutoPeftModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
+        else:
+            yield "from transformers import AutoModelForTokenClassification\n"
+            yield f'model = AutoModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
         yield "tokens = torch.tensor([ids])"
         yield "with torch.no_grad():"
         yield "    scores = model(tokens).logits.float().softmax(-1)[..., 1][tokens == marker].tolist()"
         yield "```\n"
     else:
         yield from _serve(name, format, dtype, marker_id)
-    yield "With cfprm_jax, `" + f'cfprm_jax.load("{name}").score(question, steps)' + "` gives the same scores.\n"
+    if format != "peft_adapter":
+        yield "With cfprm_jax, `" + f'cfprm_jax.load("{name}").score(question, steps)' + "` gives the same scores.\n"
 
 
 def _encode(name: str, encoding: EncodingConfig) -> Iterator[str]:
@@ -199,11 +206,11 @@ def _serve(name: str, format: str, dtype: str, marker_id: int) -> Iterator[str]:
     precision = " --dtype float32" if dtype == "float32" else ""
     if format == "process_reward_model":
         pooler = json.dumps({"pooling_type": "STEP", "step_tag_id": marker_id})
-        note = "With vLLM (0.11 or newer), whose step pooling returns the two probabilities of each marker:"
+        note = "With vLLM (0.11.2 or newer), whose step pooling returns the two probabilities of each marker:"
         scores = "scores = [correct for incorrect, correct in answer]"
     else:
         pooler = json.dumps({"pooling_type": "ALL"})
-        note = "With vLLM (0.11 or newer), which returns one number a token:"
+        note = "With vLLM (0.11.2 or newer), which returns one number a token:"
         scores = "scores = [1 / (1 + math.exp(-z)) for token, (z,) in zip(ids, answer) if token == marker]"
     yield f"{note}\n"
     yield "```bash"
@@ -249,10 +256,9 @@ def _training(training: Training, base_model: str) -> Iterator[str]:
             yield f"| {name.removeprefix('eval_').replace('_', ' ')} | {_shown(number)} |"
         yield ""
     if training.best_of_n:
-        rows = [Row(**{**row, "ci95": tuple(row["ci95"])}) for row in training.best_of_n["rows"]]
         yield "## Best-of-N\n"
         yield report.caption(training.best_of_n) + "\n"
-        yield report.table(rows)
+        yield tables.markdown(tables.rows_table(training.best_of_n["rows"]))
 
 
 def _shown(number: float | None) -> str:
@@ -282,5 +288,10 @@ def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{options['max_grad_norm']:g}",
     )
     yield "batch", f"{options['batch_size']} trajectories of at most {options['max_length']:,} tokens"
-    yield "precision", f"float32 weights, computed in {options['dtype']}"
+    if options.get("lora_rank"):
+        targets = ", ".join(options["lora_targets"])
+        yield "adapters", f"rank {options['lora_rank']}, alpha {options['lora_alpha']:g}, on {targets}"
+        yield "precision", f"float32 adapters on a frozen {options['dtype']} backbone, computed in {options['dtype']}"
+    else:
+        yield "precision", f"float32 weights, computed in {options['dtype']}"
     yield "seed", str(options["seed"])

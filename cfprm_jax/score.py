@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
-import gzip
-import json
 import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TextIO
 
 from cfprm_jax import flags
-from cfprm_jax.config import PACKINGS, DeviceConfig, option
+from cfprm_jax.config import ATTENTIONS, PACKINGS, DeviceConfig, option
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import open_prm
+from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.progress import ProgressLine
 from cfprm_jax.training import caches, devices, sharding
+from cfprm_jax.training.checkpoint import locate
 from cfprm_jax.training.metrics import duration
+from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +39,32 @@ class ScoreConfig:
     input: tuple[str, ...] = option(
         (), "Candidates or stepwise rows: .jsonl files or globs, plain or .gz.", kind="list"
     )
-    output: str = option("", "File to write; compressed if its name ends in .gz. One that exists is refused.")
+    output: str = option("", "File to write; compressed if its name ends in .gz.")
+    resume: str = option(
+        "never",
+        "never refuses an --output that exists or was begun, auto goes on with it or starts, always needs it there.",
+        choices=RESUMES,
+    )
     dtype: str = option(
         "auto",
         "Type of activations and matrix products; auto is what a run was trained in, or a directory's weights are.",
         choices=("auto", "bfloat16", "float32"),
     )
-    attention: str = option("auto", "Attention kernel.", choices=("auto", "xla"))
+    attention: str = option(
+        "auto",
+        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blocks and xla anywhere; auto takes "
+        "what suits the device.",
+        choices=ATTENTIONS,
+    )
     packing: str = option(
         "tree", "tree computes common prefixes once, sequence packs without sharing, none pads.", choices=PACKINGS
     )
     batch_rows: int = option(8, "Most rows that are computed at once, over all devices.", lower=1)
-    row_length: int = option(0, "Tokens a row; 0 takes the maximum length rounded up to a multiple of 128.", lower=0)
+    row_length: int = option(
+        0,
+        "Tokens a row; 0 takes about the width of the network, more for longer solutions, less for what fills no row.",
+        lower=0,
+    )
     max_length: int = option(
         0,
         "Longest solution in tokens; a longer one gets null scores. 0 is the length that the model was trained for.",
@@ -68,74 +82,75 @@ def main(config: ScoreConfig) -> int:
         raise UserError("name one of --model (a Hugging Face directory) and --checkpoint (a run of train)")
     if not config.input or not config.output:
         raise UserError(f"--{'output' if config.input else 'input'} is empty")
-    output = pathlib.Path(config.output)
-    if output.exists():
-        raise UserError(f"--output={output} exists already: name another file, or remove it")
     files = expand(config.input)
     chosen = devices.select(config.device.platform)
     devices.keep_freed_memory(chosen)
     caches.use_compile_cache(config.compile_cache_dir)
     mesh = sharding.make_mesh(config.device, chosen)
-    print(f"devices     {devices.describe(chosen)}", flush=True)
-    loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
-    if config.max_length:
-        loaded = dataclasses.replace(
-            loaded, encoding=dataclasses.replace(loaded.encoding, max_length=config.max_length)
+    fingerprint = {
+        "model": _model_fingerprint(config),
+        "input": fingerprint_of([file.path for file in files], whole=True),
+    }
+    with open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output:
+        if output.complete:
+            print(f"scores      {config.output} is complete already")
+            return 0
+        print(f"devices     {devices.describe(chosen)}", flush=True)
+        loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
+        if config.max_length:
+            loaded = dataclasses.replace(
+                loaded, encoding=dataclasses.replace(loaded.encoding, max_length=config.max_length)
+            )
+        loaded.config.backbone.refuse_length(loaded.encoding.max_length)
+        scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
+        before = f"; {output.done:,} rows were done before" if output.done else ""
+        print(
+            f"model       {config.model or config.checkpoint}, {loaded.config.dtype}, up to "
+            f"{loaded.encoding.max_length} tokens a solution\n"
+            f"rows        at most {scorer.shapes.all()[-1][0]} of up to {scorer.shapes.longest} tokens, "
+            f"packing {config.packing}{before}",
+            flush=True,
         )
-    loaded.config.backbone.refuse_length(loaded.encoding.max_length)
-    scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
-    print(
-        f"model       {config.model or config.checkpoint}, {loaded.config.dtype}, up to {loaded.encoding.max_length} "
-        f"tokens a solution\nrows        at most {scorer.shapes.all()[-1][0]} of {scorer.shapes.longest} tokens, "
-        f"packing {config.packing}",
-        flush=True,
-    )
-    counts, started = Counts(), time.monotonic()
-    progress = _Progress(counts)
-    with _written(output) as file:
-        for row, _ in score_rows(_read(files, progress), scorer, counts):
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        counts, started = Counts(), time.monotonic()
+        progress = _Progress(counts)
+        for row, _ in score_rows(_read(files, progress, output.done), scorer, counts, output.done):
+            output.write(row)
             progress.scoring()
-    progress.clear()
-    pathlib.Path(f"{output}.config.json").write_text(json.dumps(flags.as_dict(config), indent=2) + "\n")
+        progress.clear()
     seconds = time.monotonic() - started
     print(
         f"done        {counts.rows:,} rows, {counts.solutions:,} solutions, {counts.steps:,} steps in "
         f"{duration(seconds)} ({counts.solutions / max(seconds, 1e-9):,.1f} solutions/s)\n"
         f"not scored  {counts.empty:,} without steps, {counts.too_long:,} over {loaded.encoding.max_length} tokens\n"
-        f"scores      {output}"
+        f"scores      {config.output}"
     )
     return 0
 
 
-def _read(files: Sequence[InputFile], progress: _Progress) -> Iterator[SourcedRow]:
+def _model_fingerprint(config: ScoreConfig) -> str:
+    """What tells the PRM from others: of a run, the checkpoint that is taken."""
+    path = pathlib.Path(config.model or config.checkpoint)
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory")
+    if path.name != CHECKPOINTS and path.parent.name != CHECKPOINTS and not (path / CHECKPOINTS).is_dir():
+        return fingerprint_of([path], whole=False)
+    run, step = locate(path)
+    return fingerprint_of([run / MODEL, run / CHECKPOINTS / str(step)], whole=False)
+
+
+def _read(files: Sequence[InputFile], progress: _Progress, done: int) -> Iterator[SourcedRow]:
     """Every row of the files. UserError for what is no JSON object."""
-    total, before = max(sum(file.size for file in files), 1), 0
+    total, before, number = max(sum(file.size for file in files), 1), 0, 0
     for file in files:
         for row in rows(file):
             source = f"{file.name}:{row.line}"
             if row.data is None:
                 raise UserError(f"{source}: {row.reason}")
-            progress.fraction = (before + row.fraction * file.size) / total
+            number += 1
+            if number > done:
+                progress.fractions.append((before + row.fraction * file.size) / total)
             yield row.data, source
         before += file.size
-
-
-@contextlib.contextmanager
-def _written(output: pathlib.Path) -> Iterator[TextIO]:
-    """A file that has its name only when all of it is there; what fails leaves nothing behind."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f"{output.name}.partial")
-    try:
-        if output.suffix == ".gz":
-            with gzip.open(partial, "wt", encoding="utf-8") as file:
-                yield file
-        else:
-            with partial.open("w", encoding="utf-8") as file:
-                yield file
-        partial.rename(output)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class _Progress(ProgressLine):
@@ -143,17 +158,19 @@ class _Progress(ProgressLine):
 
     def __init__(self, counts: Counts) -> None:
         super().__init__(sys.stdout)
-        self.fraction = 0.0
-        self._counts = counts
+        # How much of the input lies before the next row, of every row that was read and is not scored.
+        self.fractions: collections.deque[float] = collections.deque()
+        self._counts, self._fraction = counts, 0.0
 
     def scoring(self) -> None:
         """Report, unless that was done a moment ago."""
+        self._fraction = self.fractions.popleft()
         self.show(self._line)
 
     def _line(self) -> str:
-        left = duration(self.elapsed * (1 / self.fraction - 1)) if self.fraction else "?"
+        left = duration(self.elapsed * (1 / self._fraction - 1)) if self._fraction else "?"
         return (
-            f"scoring     {self._counts.rows:,} rows ({self.fraction:.0%}), "
+            f"scoring     {self._counts.rows:,} rows ({self._fraction:.0%}), "
             f"{self._counts.solutions / self.elapsed:,.1f} solutions/s, left {left}"
         )
 

@@ -1,20 +1,43 @@
 #!/usr/bin/env bash
 #SBATCH --job-name=cfprm
 #SBATCH --nodes=1
-#SBATCH --ntasks=1
-#SBATCH --gpus-per-node=1
-#SBATCH --cpus-per-task=16
-#SBATCH --mem=128G
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=0
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@600
+#SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-# One node of a Slurm cluster, all its GPUs in one process. Usage:
-#   sbatch --gpus-per-node=8 launch/slurm.sh --flagfile=configs/paper/math_q_ranking_c2.flags --mesh=data=1,fsdp=-1,tensor=1
-# Slurm sends SIGTERM ten minutes before the limit; training then saves and exits, and the same command with --resume=auto goes on.
+# Nodes with eight H800 (or H100) on a Slurm cluster, one process a GPU. Usage, from a clone that all nodes see:
+#   sbatch launch/slurm.sh --flagfile=configs/paper/math_q_ranking_c2.flags
+#   sbatch --nodes=4 launch/slurm.sh --flagfile=...                             32 GPUs
+#   sbatch --ntasks-per-node=1 --cpus-per-task=64 launch/slurm.sh --flagfile=...     one process a node instead
+#   sbatch --ntasks-per-node=1 --gpus-per-node=1 --mem=120G launch/slurm.sh ...      one GPU
+# The processes find each other by Slurm's variables. Ten minutes before the time limit, and before another job takes
+# the nodes, Slurm sends SIGTERM: all save at one step. The same command goes on from there; with
+# CFPRM_REQUEUE=1 (sbatch --export=ALL,CFPRM_REQUEUE=1) the job puts itself into the queue again.
 set -euo pipefail
 
-export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.95}"
-export JAX_OPTIMIZATION_LEVEL="${JAX_OPTIMIZATION_LEVEL:-O1}"
+# Slurm runs a copy of this file, so its folder is not where the others are.
+# shellcheck source=launch/gpu_environment.sh
+source "${CFPRM_HOME:-${SLURM_SUBMIT_DIR:-.}}/launch/gpu_environment.sh"
 
-# Since Slurm 22.05 srun does not take the number of CPUs over from sbatch.
-exec srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-16}" --kill-on-bad-exit=1 python -m cfprm_jax.train --platform=gpu "$@"
+# The exit status of a run that was stopped and has saved; no error of Python or Slurm has it.
+readonly stopped=75
+# Within a node weights are split (fsdp), over its NVLink; between nodes each has its own rows (data).
+mesh="data=-1,fsdp=${SLURM_GPUS_ON_NODE:-1},tensor=1"
+
+# Since Slurm 22.05 srun does not take the number of CPUs over from sbatch. When one process fails, all must end.
+status=0
+srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-8}" --kill-on-bad-exit=1 \
+  python -m cfprm_jax.train --platform=gpu --mesh="$mesh" --resume=auto --preemption_exit_code="$stopped" "$@" || status=$?
+
+if [[ $status -eq $stopped ]]; then
+  if [[ ${CFPRM_REQUEUE:-0} == 1 ]]; then
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
+  exit 0
+fi
+exit "$status"

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Train on one machine with one or several GPUs (or on its CPU). Usage:
+# Train on one machine: all its GPUs, in one process. Usage, in a clone with the project installed:
 #   launch/workstation.sh --flagfile=configs/paper/math_q_ranking_c2.flags [more flags]
+# CUDA_VISIBLE_DEVICES=0,1 takes two of the GPUs. The same command goes on with a run that was stopped or killed.
 set -euo pipefail
+# shellcheck source=launch/gpu_environment.sh
+source "$(dirname "$0")/gpu_environment.sh"
 
-# JAX takes 75 % of a GPU's memory unless told otherwise; a 7B full fine-tune needs the rest too.
-export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.95}"
-# XLA's effort level 1: latency-hiding scheduling and pipelined collectives, chosen by XLA instead of by single flags.
-export JAX_OPTIMIZATION_LEVEL="${JAX_OPTIMIZATION_LEVEL:-O1}"
-
-exec python -m cfprm_jax.train "$@"
+# Weights and optimizer are split over all GPUs (fsdp); on one that changes nothing. Flags given by hand come last and win.
+exec python -m cfprm_jax.train --platform=gpu --mesh=data=1,fsdp=-1,tensor=1 --resume=auto "$@"

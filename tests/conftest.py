@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 
 # Eight host devices, so that meshes are real; set before anything imports jax.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -12,6 +13,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+
+# Helpers that several test files import, which pytest's importlib mode does not look for beside them: tiny_runs.
+sys.path.append(str(pathlib.Path(__file__).parent))
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
@@ -22,3 +26,11 @@ def shared() -> pathlib.Path:
     if not SHARED.is_dir():
         pytest.skip("needs the folder of real data (shared/) beside the repository")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Runs of train in processes of their own; see tiny_runs.py."""
+    from tiny_runs import TinyRuns
+
+    return TinyRuns(tmp_path_factory.mktemp("tiny"))

@@ -7,14 +7,13 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import cfprm_jax
 from cfprm_jax import export, flags
-from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.models.parameters import map_specs
+from cfprm_jax.models.parameters import map_specs, param_specs
 from cfprm_jax.models.prm import apply
 
 BACKBONE = Qwen2Config(300, 32, 48, 2, 4, 2, 8, 1e-6, 1e4)
@@ -42,6 +41,7 @@ def tokenizer(tmp_path_factory):
 def write_run(directory, tokenizer, head):
     """A run directory with one checkpoint, as train leaves it; returns configuration and parameters."""
     from cfprm_jax.training.checkpoint import Checkpoints
+    from cfprm_jax.training.optimizer import AdamW
     from cfprm_jax.training.run_directory import write_model
     from cfprm_jax.training.step import TrainState
 
@@ -58,7 +58,8 @@ def write_run(directory, tokenizer, head):
         GranularityConfig(),
     )
     checkpoints = Checkpoints(directory, keep=1)
-    checkpoints.save(5, TrainState(params, optax.sgd(0.1).init(params), jnp.int32(5)), {"position": 0}, {})
+    optimizer = AdamW(OptimizerConfig(), lambda step: 0.0, param_specs(config))
+    checkpoints.save(5, TrainState(*optimizer.init(params), jnp.int32(5)), {"position": 0}, {})
     checkpoints.wait()
     checkpoints.close()
     return config, params

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import cfprm_jax
 from cfprm_jax import flags, score, synthetic
@@ -124,5 +130,51 @@ def test_a_bad_row_leaves_no_output_behind(prm, world, tmp_path, capsys):
 def test_an_output_that_exists_is_kept(prm, world, tmp_path, capsys):
     output = tmp_path / "scored.jsonl"
     output.write_text("precious")
-    assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}") == 2
-    assert "exists already" in capsys.readouterr().err and output.read_text() == "precious"
+    for resume, reason in (("never", "exists already"), ("auto", "does not say what the rows there are of")):
+        assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}", f"--resume={resume}") == 2
+        assert reason in capsys.readouterr().err and output.read_text() == "precious"
+
+
+def test_another_model_is_not_gone_on_with(prm, world, tmp_path, capsys):
+    output = tmp_path / "scored.jsonl"
+    assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}") == 0
+    other = tmp_path / "prm"
+    shutil.copytree(prm, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["score.bias"] = tensors["score.bias"] + 1
+    save_file(tensors, other / "model.safetensors")
+    assert run(f"--model={other}", f"--input={world.candidates}", f"--output={output}", "--resume=auto") == 2
+    assert "begun with another model" in capsys.readouterr().err
+    assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}", "--resume=auto") == 0
+    assert "complete already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_killed_at_random_points_the_file_is_the_same(prm, world, tmp_path, suffix):
+    """Some hundred rows, in groups of 512 solutions; the process is killed while it writes."""
+    many = tmp_path / "many.jsonl"
+    text = world.candidates.read_text()
+    many.write_text("".join(text.replace("held_out", f"copy{number}") for number in range(80)))
+    arguments = [f"--model={prm}", "--dtype=float32", "--mesh=data=1", f"--input={many}", "--resume=auto"]
+    arguments += [f"--compile_cache_dir={tmp_path / 'cache'}"]
+    command = [sys.executable, "-m", "cfprm_jax.score", *arguments]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+    def start(output):
+        return subprocess.Popen(
+            [*command, f"--output={output}"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+
+    straight, killed = tmp_path / f"straight.jsonl{suffix}", tmp_path / f"killed.jsonl{suffix}"
+    process = start(straight)
+    assert process.wait() == 0, process.stderr.read()
+    partial = killed.with_name(f"{killed.name}.partial")
+    for wanted in (1, 130) if not suffix else (70,):
+        process = start(killed)
+        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") >= wanted):
+            time.sleep(0.0005)
+        process.kill()
+        assert process.wait() in (-9, 0), process.stderr.read()
+    process = start(killed)
+    assert process.wait() == 0, process.stderr.read()
+    assert killed.read_bytes() == straight.read_bytes() and len(rows(killed)) == 240

@@ -77,7 +77,7 @@ class Loader:
         """
         self._corpus = corpus
         self._packing = packing
-        self._plan = BatchPlan(corpus, granularities, packing.packing, packing.batch_size, seed)
+        self._plan = BatchPlan(corpus, granularities, packing.packing, packing.batch_size, seed, packing.record_chunk)
         self.num_steps = self._plan.num_steps
         self.fingerprint: dict[str, Any] = {
             **corpus.identity,
@@ -88,6 +88,7 @@ class Loader:
             "window_tail": granularities.window_tail,
             "window_stride": granularities.window_stride,
             "packing": packing.packing,
+            "record_chunk": packing.record_chunk,
             "row_length": packing.row_length,
             "row_shapes": packing.row_shapes,
             "batch_size": packing.batch_size,

@@ -1,9 +1,10 @@
 """The one row format that training and scoring compute on: rows that hold a forest of token trees each.
 
-A row lists its trees in depth-first order, every distinct prefix once. With subtree_end[j] the place where the subtree
-of token j ends, token i sees token j iff j <= i < subtree_end[j], and its position is its depth. This single rule is
-the causal mask, the isolation of what happens to share a row, and the sharing of prefixes; a sequence alone is the tree
-without branches. So the three packings differ in how sequences are laid out, never in what the model computes.
+A row lists its trees in depth-first order, every distinct prefix once and the deepest branch of each node first. With
+subtree_end[j] the place where the subtree of token j ends, token i sees token j iff j <= i < subtree_end[j], and its
+position is its depth. This single rule is the causal mask, the isolation of what happens to share a row, and the
+sharing of prefixes; a sequence alone is the tree without branches. So the three packings differ in how sequences are
+laid out, never in what the model computes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from cfprm_jax.data.encoding import Encoded
-from cfprm_jax.data.partition import Forest, separate_forest, shared_forest
+from cfprm_jax.data.partition import Forest, longest_first, separate_forest, shared_forest
 from cfprm_jax.data.row_shapes import RowShapes, place_rows
 from cfprm_jax.errors import UserError
 
@@ -80,7 +81,8 @@ def pack(encoded: Sequence[Encoded], packing: str, shapes: RowShapes, trajectori
         shared = np.zeros(0, np.int64)
         if len(places) > 1:
             shared = np.minimum.reduceat(forest.shared[: places[-1] + 1], places[:-1] + 1)
-        solutions = [kept[i] for i in forest.order[places]]
+        order, shared = longest_first(forest.lengths[places], shared)
+        solutions = [kept[i] for i in forest.order[places[order]]]
         _write_row(batch, row, [encoded[i] for i in solutions], solutions, shared)
     return batch
 

@@ -118,6 +118,42 @@ def separate_forest(sequences: Sequence[Int32[np.ndarray, " length"]]) -> Forest
     return Forest(np.arange(len(lengths)), lengths, nothing, 0, trees)
 
 
+def longest_first(
+    lengths: Int64[np.ndarray, " sequences"], shared: Int64[np.ndarray, " sequences-1"]
+) -> tuple[Int64[np.ndarray, " sequences"], Int64[np.ndarray, " sequences-1"]]:
+    """Sequences in the depth-first order that takes the deepest branch of every node first.
+
+    A tree then begins with its longest path in one piece, and what branches off it follows. So the tokens that a token
+    sees lie together, which attention by blocks is after: its own branch, and the beginning of that path.
+
+    Args:
+      lengths: tokens of the sequences, in any depth-first order.
+      shared: tokens that each after the first shares with the one before it.
+
+    Returns:
+      the places of the sequences in the new order, and what each after the first shares with the one before it there.
+    """
+    # A branch: (tokens to its deepest end, its sequences, what each of them after the first shares with the last).
+    Branch = tuple[int, list[int], list[int]]
+    open_nodes: list[tuple[int, list[Branch]]] = []
+    branch: Branch = (0, [], [])
+    for place, (length, below) in enumerate(zip(lengths.tolist(), [*shared.tolist(), -1], strict=True)):
+        branch = (length, [place], [])
+        while open_nodes and open_nodes[-1][0] > below:
+            depth, branches = open_nodes.pop()
+            branches.append(branch)
+            # The sort is stable: branches as deep keep the order given.
+            branches.sort(key=lambda one: -one[0])
+            members = list(itertools.chain.from_iterable(one[1] for one in branches))
+            shares = list(itertools.chain.from_iterable([depth, *one[2]] for one in branches))[1:]
+            branch = (branches[0][0], members, shares)
+        if open_nodes and open_nodes[-1][0] == below:
+            open_nodes[-1][1].append(branch)
+        elif below >= 0:
+            open_nodes.append((below, [branch]))
+    return np.array(branch[1], np.int64), np.array(branch[2], np.int64)
+
+
 def divide(forest: Forest, rows: int, length: int) -> list[Int64[np.ndarray, " sequences"]] | None:
     """The forest in at most so many rows of length tokens: for each row, ascending places in the forest's order.
 

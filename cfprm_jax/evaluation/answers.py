@@ -1,28 +1,30 @@
-r"""Whether a candidate's answer is right, and which candidates give the same answer.
+r"""The answer that a candidate gives, and what of an answer is only notation.
 
-Two graders. "none" judges nothing: it takes each candidate's own "correct". "exact" compares the normalised texts of
-the predicted and the reference answer, so that "$1,000.$" is "1000"; no mathematics is done, so 1/2 is not 0.5.
+A candidate's answer is its "predicted". Without one it is looked for in the text, or the steps, in the ways that the
+data sets publish, the first that is there:
 
-A candidate's answer is its "predicted"; without one, what the last \boxed{...} of its text or steps holds; or else the
-rest of the line after the last "answer" ("The answer is 7.", "answer=7"), or the line after it ("# Answer", "7"). A
-candidate without an answer is wrong for "exact", and takes no part in a vote.
+1. what the last balanced \boxed{...} (or \fbox{...}) holds, as in MATH;
+2. the line after the last "# Answer", as in PRM800K;
+3. the rest of the line after the last "####", as in GSM8K and GSM-Plus;
+4. the rest of the line after the last "answer" ("The answer is 7.", "answer=7");
+5. for a data set whose name begins with "gsm", the last number.
+
+A candidate without an answer is wrong for every grader that looks at answers, and takes no part in a vote.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from jaxtyping import Bool, Int
+if TYPE_CHECKING:  # this module is imported by every grading process, which needs no NumPy
+    from cfprm_jax.evaluation.candidates import Candidate
 
-from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.candidates import Candidate, Question
-
-GRADERS = ("none", "exact")
-
-_BOXED = re.compile(r"\\boxed\s*\{")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_HEADING = re.compile(r"^#+ *Answer[ :]*", re.IGNORECASE | re.MULTILINE)
+_HASHES = re.compile(r"####")
 _ANSWER = re.compile(r"\banswer\b(?:\s+is\b)?[\s:=*]*", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
 _FRACTIONS = re.compile(r"\\[dt]frac(?![a-zA-Z])")
@@ -40,61 +42,35 @@ def normalise(answer: str) -> str:
     return _THOUSANDS.sub("", answer.rstrip("."))
 
 
-def extract(candidate: Candidate) -> str | None:
+def extract(candidate: Candidate, dataset: str | None = None) -> str | None:
     """The answer that a candidate gives, as the module's docstring says; None where there is none to be found."""
     if candidate.predicted is not None:
         return candidate.predicted
     text = candidate.text if candidate.text is not None else "\n".join(candidate.steps or ())
-    boxed = [match.end() for match in _BOXED.finditer(text)]
-    if boxed:
-        return _until_closed(text[boxed[-1] :])
-    stated = [match.end() for match in _ANSWER.finditer(text)]
-    if not stated:
-        return None
-    answer = text[stated[-1] :].strip().partition("\n")[0].strip()
-    return answer or None
+    for boxed in reversed(list(_BOXED.finditer(text))):
+        inside = _until_closed(text[boxed.end() :])
+        if inside is not None:
+            return inside
+    for marker in (_HEADING, _HASHES, _ANSWER):
+        stated = [match.end() for match in marker.finditer(text)]
+        if stated:
+            return text[stated[-1] :].strip().partition("\n")[0].strip() or None
+    if dataset is not None and dataset.lower().startswith("gsm"):
+        numbers = _NUMBER.findall(text)
+        return numbers[-1] if numbers else None
+    return None
+
+
+def reference(answer: str) -> str:
+    """The reference answer of a question; GSM8K publishes it at the end of a solution, after "####"."""
+    return answer.rpartition("####")[2].strip()
 
 
 def _until_closed(text: str) -> str | None:
-    """The text up to the brace that closes the one before it."""
+    """The text up to the brace that closes the one before it; None if there is no such brace."""
     depth = 1
     for place, character in enumerate(text):
         depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
             return text[:place]
     return None
-
-
-def grade(question: Question, grader: str) -> Bool[np.ndarray, " candidates"]:
-    """Which candidates of a question are right.
-
-    Args:
-      grader: "none" takes each candidate's "correct"; "exact" compares normalised answers.
-
-    Raises:
-      UserError: --grader=none and a candidate without "correct".
-    """
-    if grader == "exact":
-        reference = normalise(question.answer)
-        answers = [extract(candidate) for candidate in question.candidates]
-        return np.array([answer is not None and normalise(answer) == reference for answer in answers])
-    for number, candidate in enumerate(question.candidates):
-        if candidate.correct is None:
-            raise UserError(
-                f'{question.source}: candidate {number} has no "correct", which --grader=none takes; '
-                "--grader=exact compares the answers"
-            )
-    return np.array([bool(candidate.correct) for candidate in question.candidates])
-
-
-def groups(candidates: Sequence[Candidate]) -> Int[np.ndarray, " candidates"]:
-    """The group of each candidate among those that give the same normalised answer, numbered from 0 as they appear.
-
-    A candidate without an answer has -1: it votes for nothing.
-    """
-    numbers: dict[str, int] = {}
-    out = []
-    for candidate in candidates:
-        answer = extract(candidate)
-        out.append(-1 if answer is None else numbers.setdefault(normalise(answer), len(numbers)))
-    return np.array(out, np.int64)

@@ -1,10 +1,12 @@
-"""How sure an accuracy is: a bootstrap over questions.
+"""How sure an accuracy is, and a difference of two: bootstraps over questions. And rank correlation.
 
 Questions are the independent draws here (the candidates of one question are not), so they are what is resampled. All
 systems that are evaluated together see the same resamples.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float
@@ -26,13 +28,48 @@ def bootstrap_interval(
     Returns:
       low and high for each system.
     """
+    tail = (1 - level) / 2
+    return np.quantile(np.concatenate(list(_means(outcomes, resamples, seed))), (tail, 1 - tail), axis=0).T
+
+
+def paired_p_value(
+    differences: Float[np.ndarray, "questions systems"], resamples: int, seed: int
+) -> Float[np.ndarray, " systems"]:
+    """Two-sided p-value of "the mean difference is 0" from a paired bootstrap over questions.
+
+    It is the level at which the percentile interval of the difference begins to hold 0: twice the share of resamples
+    whose mean difference is on the other side of 0 or at 0, where the sample itself counts as one of them, so that it
+    is never 0.
+
+    Args:
+      differences: what each question contributes to the difference of two systems.
+    """
+    below = above = np.zeros(differences.shape[1])
+    for means in _means(differences, resamples, seed):
+        # Sums of thirds and the like that cancel are 0 but for rounding.
+        below, above = below + (means <= 1e-12).sum(axis=0), above + (means >= -1e-12).sum(axis=0)
+    return np.minimum(1.0, 2 * (np.minimum(below, above) + 1) / (resamples + 1))
+
+
+def _means(
+    outcomes: Float[np.ndarray, "questions systems"], resamples: int, seed: int
+) -> Iterator[Float[np.ndarray, "chunk systems"]]:
+    """The mean over each resample of the questions."""
     questions = len(outcomes)
     rng = np.random.default_rng(seed)
     even = np.full(questions, 1 / questions)
-    means = [
+    for done in range(0, resamples, _CHUNK):
         # How often each question is drawn is all that a mean needs, which makes resampling a matrix product.
-        rng.multinomial(questions, even, min(_CHUNK, resamples - done)) @ outcomes / questions
-        for done in range(0, resamples, _CHUNK)
-    ]
-    tail = (1 - level) / 2
-    return np.quantile(np.concatenate(means), (tail, 1 - tail), axis=0).T
+        yield rng.multinomial(questions, even, min(_CHUNK, resamples - done)) @ outcomes / questions
+
+
+def spearman(one: Float[np.ndarray, " n"], other: Float[np.ndarray, " n"]) -> float | None:
+    """Spearman's rank correlation, equal values having their mean rank; None where one of them does not vary."""
+    if len(one) < 2 or len(np.unique(one)) < 2 or len(np.unique(other)) < 2:
+        return None
+    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
+
+
+def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]

@@ -32,8 +32,8 @@ def open_prm(
     """The PRM that a directory holds, ready to score.
 
     Args:
-      path: a run directory of train (its newest checkpoint), one of its checkpoints/STEP, or a Hugging Face directory
-        of a PRM.
+      path: a run directory of train (its newest checkpoint), one of its checkpoints/STEP, the link best there, or a
+        Hugging Face directory of a PRM.
       dtype: type that the network computes in, and of its weights; the reward head is float32. "auto" is the type that
         a run computed in, or that of the weights of a Hugging Face directory.
       attention: attention backend.
@@ -46,8 +46,9 @@ def open_prm(
     """
     path = pathlib.Path(path)
     if not path.is_dir():
-        raise UserError(f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory")
-    if path.name == CHECKPOINTS or path.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir():
+        raise hf.no_such_directory(path, "a run of train, a checkpoint or a Hugging Face directory")
+    target = path.resolve()  # of RUN/best
+    if target.name == CHECKPOINTS or target.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir():
         return load_for_inference(path, dtype, attention, mesh)
     head = hf.head_of(path)
     if head is None:
@@ -55,8 +56,9 @@ def open_prm(
     meta, described = read_prm(path)
     backbone, raw = hf.read_config(path)
     dtype = compute_dtype(dtype, meta, raw)
-    config = PRMConfig(backbone=backbone, head=head, dtype=dtype, attention=attention, remat="none")
     mesh = mesh or sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+    backend = sharding.attention_backend(attention, mesh, backbone, dtype)
+    config = PRMConfig(backbone=backbone, head=head, dtype=dtype, attention=backend, remat="none")
     shardings = sharding.param_shardings(mesh, param_specs(config))
     params, _ = hf.load_params(path, config, shardings=shardings, dtype=jnp.dtype(dtype))
     encoding = described or encoding or EncodingConfig()

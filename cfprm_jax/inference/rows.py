@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -12,13 +13,15 @@ from jaxtyping import Float
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.candidates import Question, parse_question
-from cfprm_jax.inference.scorer import Scorer
+from cfprm_jax.inference.scorer import Computation, Plan, Scorer
 
 SourcedRow = tuple[dict[str, Any], str]
 """A decoded row, and the "file:line" that it comes from."""
 
-# Solutions that are scored together: enough to fill batches whatever their length, few enough to be written soon.
-_CHUNK = 512
+# Rows are scored in groups of so many solutions, or characters: enough to fill batches, few enough to be written soon.
+# Where a group ends depends on the rows alone, so that one that was cut by a kill is made again as it was.
+_SOLUTIONS = 512
+_CHARACTERS = 200_000
 
 
 @dataclasses.dataclass
@@ -47,24 +50,65 @@ class _Waiting(NamedTuple):
     source: str
     solutions: list[_Solution]
 
+    @property
+    def characters(self) -> int:
+        return sum(len(step) for solution in self.solutions for step in solution.steps)
 
-def score_rows(items: Iterable[SourcedRow], scorer: Scorer, counts: Counts) -> Iterator[SourcedRow]:
+
+class _Group(NamedTuple):
+    """Rows that are scored together, of which the first were written before."""
+
+    rows: list[_Waiting]
+    written: int
+    plan: Plan
+
+
+def score_rows(items: Iterable[SourcedRow], scorer: Scorer, counts: Counts, written: int = 0) -> Iterator[SourcedRow]:
     """The rows with "step_scores" and "step_logits" in every solution, in their order.
 
     A row is changed in place, and scores that it already has are replaced. Candidates with a text and no steps are
     split at the step separator. A solution without steps or over the model's max_length gets null. counts is kept up
-    to date.
+    to date. Reading and tokenising go on in a thread while the device computes, so items are asked for ahead, there.
+
+    Args:
+      written: rows at the beginning that are there already; they do not come out, and of those that do every score is
+        the same to the bit.
 
     Raises:
       UserError: a row is neither candidates nor stepwise, or a score is not a finite number.
     """
+    groups = _groups(items, scorer, written)
+    with concurrent.futures.ThreadPoolExecutor(1) as ahead:
+        following = ahead.submit(next, groups, None)
+        computing: tuple[_Group, Computation] | None = None
+        while (group := following.result()) is not None or computing is not None:
+            started = None if group is None else (group, scorer.start(group.plan))
+            if group is not None:
+                following = ahead.submit(next, groups, None)
+            if computing is not None:
+                yield from _scored(*computing, counts)
+            computing = started
+
+
+def _groups(items: Iterable[SourcedRow], scorer: Scorer, written: int) -> Iterator[_Group]:
+    """The groups of which something is still to be written."""
     waiting: list[_Waiting] = []
+    first = solutions = characters = 0
+
+    def group() -> _Group:
+        every = [(solution.question, solution.steps) for entry in waiting for solution in entry.solutions]
+        return _Group(waiting, max(0, written - first), scorer.plan(every))
+
     for row, source in items:
         waiting.append(_Waiting(row, source, _solutions(row, source, scorer)))
-        if sum(len(entry.solutions) for entry in waiting) >= _CHUNK:
-            yield from _score(waiting, scorer, counts)
-            waiting = []
-    yield from _score(waiting, scorer, counts)
+        solutions, characters = solutions + len(waiting[-1].solutions), characters + waiting[-1].characters
+        if solutions >= _SOLUTIONS or characters >= _CHARACTERS:
+            if first + len(waiting) > written:
+                yield group()
+            first += len(waiting)
+            waiting, solutions, characters = [], 0, 0
+    if waiting and first + len(waiting) > written:
+        yield group()
 
 
 def scored_questions(questions: Iterable[Question], scorer: Scorer) -> Iterator[Question]:
@@ -96,22 +140,24 @@ def _solutions(row: dict[str, Any], source: str, scorer: Scorer) -> list[_Soluti
     return [_Solution(prompt, steps, row)]
 
 
-def _score(waiting: list[_Waiting], scorer: Scorer, counts: Counts) -> Iterator[SourcedRow]:
-    every = [solution for entry in waiting for solution in entry.solutions]
-    logits = scorer.score([(solution.question, solution.steps) for solution in every])
-    sources = (entry.source for entry in waiting for _ in entry.solutions)
-    for solution, z, source in zip(every, logits, sources, strict=True):
-        if z is not None and not np.isfinite(z).all():
-            raise UserError(f"{source}: the model gives a score that is not finite: {z.tolist()!r:.80}")
-        solution.target["step_scores"] = None if z is None else sigmoid(z).tolist()
-        # The shortest decimal that is this float32, which float64's would not be.
-        solution.target["step_logits"] = None if z is None else [float(str(value)) for value in z]
-        counts.solutions += 1
-        counts.steps += 0 if z is None else len(z)
-        counts.empty += not solution.steps
-        counts.too_long += z is None and bool(solution.steps)
-    counts.rows += len(waiting)
-    yield from ((entry.row, entry.source) for entry in waiting)
+def _scored(group: _Group, computation: Computation, counts: Counts) -> Iterator[SourcedRow]:
+    scores = iter(computation.scores())
+    for number, entry in enumerate(group.rows):
+        for solution in entry.solutions:
+            z = next(scores)
+            if z is not None and not np.isfinite(z).all():
+                raise UserError(f"{entry.source}: the model gives a score that is not finite: {z.tolist()!r:.80}")
+            solution.target["step_scores"] = None if z is None else sigmoid(z).tolist()
+            # The shortest decimal that is this float32, which float64's would not be.
+            solution.target["step_logits"] = None if z is None else [float(str(value)) for value in z]
+            if number >= group.written:
+                counts.solutions += 1
+                counts.steps += 0 if z is None else len(z)
+                counts.empty += not solution.steps
+                counts.too_long += z is None and bool(solution.steps)
+        if number >= group.written:
+            counts.rows += 1
+            yield entry.row, entry.source
 
 
 def sigmoid(z: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

@@ -15,7 +15,7 @@ from cfprm_jax.errors import UserError
 
 HEADS = ("linear", "mlp")
 DTYPES = ("float32", "bfloat16")
-REMATS = ("none", "layer")
+REMATS = ("none", "mlp", "layer")
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _ROPE_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -180,13 +180,13 @@ class PRMConfig:
       head: "linear", or "mlp" for Linear-ReLU-Linear.
       dtype: type of activations and matrix products of the backbone; the head computes in float32 always.
       attention: backend of :func:`cfprm_jax.models.attention.attention`.
-      remat: what the backward pass recomputes: "none", or "layer" for all but the input of each layer.
+      remat: what the backward pass recomputes: "none", "mlp" for the MLPs, "layer" for all but its input.
     """
 
     backbone: Qwen2Config
     head: str = "linear"
     dtype: str = "float32"
-    attention: str = "auto"
+    attention: str = "xla"
     remat: str = "none"
 
     def __post_init__(self) -> None:

@@ -1,10 +1,8 @@
 """A Hugging Face directory to parameters: config.json and safetensors in, sharded arrays out. Export is the way back.
 
 Names, shapes and types are checked from the headers before any weight is read, and everything that is wrong is said in
-one error. Then each tensor is read once, in pieces of a few MiB, straight into the slices that this process's devices
-hold: host memory stays within one stacked parameter of what the parameters themselves need. Published heads are
-recognised by their tensors: `score` (one or two labels, Qwen2ForTokenClassification) and `score.0`, `score.2`
-(Qwen2ForProcessRewardModel, Qwen2ForRewardModel).
+one error. Then each tensor is read once, straight to where this process's devices hold it (:mod:`.placement`).
+Published heads are recognised by their tensors (:mod:`.hf_head`).
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.models import hf_head
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.hf_export import export
 from cfprm_jax.models.parameters import (
@@ -34,13 +33,15 @@ from cfprm_jax.models.parameters import (
     param_specs,
     walk,
 )
+from cfprm_jax.models.placement import load_param, place
 from cfprm_jax.models.safetensors_files import DTYPES, Listing, StoredTensor, list_directory
 
-__all__ = ["LoadReport", "export", "head_of", "load_params", "read_config"]
+__all__ = ["LoadReport", "export", "head_of", "load_params", "no_such_directory", "read_config"]
 
 # A process reward model has no use for these: the language-model head, and a buffer that old versions stored.
 _IGNORED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,18 @@ class LoadReport:
         return f"{self.stored_bytes / 1e9:.2f} GB of weights in {self.files} file(s), {head}{ignored}"
 
 
+def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging Face directory") -> UserError:
+    """The error for a directory that is not there; a name on the hub is told apart, as nothing is downloaded here."""
+    text = str(directory)
+    if _HUB_NAME.fullmatch(text):
+        return UserError(
+            f"{text} is no directory here. If it is a name on the Hugging Face hub, download it first: "
+            f"hf download {text} --local-dir models/{text.split('/')[1]} (pip install huggingface_hub), and name "
+            f"models/{text.split('/')[1]}"
+        )
+    return UserError(f"{text} is not a directory; expected {expected}")
+
+
 def read_config(directory: str | pathlib.Path) -> tuple[Qwen2Config, dict[str, Any]]:
     """The backbone that directory/config.json describes, and the JSON object itself.
 
@@ -77,6 +90,8 @@ def read_config(directory: str | pathlib.Path) -> tuple[Qwen2Config, dict[str, A
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError as error:
+        if not path.parent.is_dir():
+            raise no_such_directory(directory) from error
         raise UserError(f"{path}: no such file; expected a Hugging Face directory") from error
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: not readable as JSON: {error}") from error
@@ -89,21 +104,18 @@ def read_config(directory: str | pathlib.Path) -> tuple[Qwen2Config, dict[str, A
 
 
 def head_of(directory: str | pathlib.Path) -> str | None:
-    """The reward head whose tensors a directory holds: "linear", "mlp", or None. Reads headers only.
+    """The reward head that a directory holds: "linear", "mlp", or None. Reads headers, and a head of two layers.
 
     Raises:
       UserError: the directory holds no readable safetensors files.
     """
+    if not pathlib.Path(directory).is_dir():
+        raise no_such_directory(directory)
     listing = list_directory(pathlib.Path(directory))
     if listing.problems:
         raise _error(f"{directory}: the checkpoint is not usable", listing.problems)
-    return _head_of({tensor.name for tensor in listing.tensors})
-
-
-def _head_of(names: set[str]) -> str | None:
-    if any(name.startswith(("score.0.", "score.2.")) for name in names):
-        return "mlp"
-    return "linear" if names & {"score.weight", "score.bias"} else None
+    tensors = {tensor.name: tensor for tensor in listing.tensors}
+    return "linear" if hf_head.is_folded(tensors) else hf_head.kind_by_names(tensors)
 
 
 def load_params(
@@ -127,23 +139,30 @@ def load_params(
 
     Raises:
       UserError: listing every tensor that is missing, unknown, held twice, of another shape or of another type, and
-        every file that is missing or truncated; nothing has been read by then.
+        every file that is missing or truncated; no weight of the backbone has been read by then.
     """
     directory = pathlib.Path(directory)
-    stored, ignored = _checked(directory, config, list_directory(directory), fresh_allowed=head_key is not None)
+    listing = list_directory(directory)
+    folded = config.head == "linear" and hf_head.is_folded({tensor.name: tensor for tensor in listing.tensors})
+    as_stored = dataclasses.replace(config, head="mlp") if folded else config
+    stored, ignored = _checked(directory, as_stored, listing, fresh_allowed=head_key is not None)
 
     def one(path: str, spec: ParamSpec) -> jax.Array:
         sharding = None if shardings is None else lookup(shardings, path)
+        if folded and _is_output(spec):
+            return place(hf_head.unfolded_row(stored[spec.hf_name.replace("score", "score.0")]), sharding)
         tensors = [stored.get(name) for name in spec.hf_names()]
         held = [tensor for tensor in tensors if tensor is not None]
+        if held and _is_output(spec):
+            return place(hf_head.output_row(held[0]), sharding)
         if held:
-            return _load(spec, held, np.dtype(param_dtype(spec, dtype)), sharding)
+            return load_param(spec, held, np.dtype(param_dtype(spec, dtype)), sharding)
         fresh = jax.jit(lambda key: init_param(path, spec, key, dtype), out_shardings=sharding)
         return fresh(head_key)
 
     params = map_specs(one, config)
     outputs = [
-        stored[spec.hf_name] for _, spec in walk(param_specs(config)) if spec.hf_name in stored and _is_output(spec)
+        stored[spec.hf_name] for _, spec in walk(param_specs(as_stored)) if spec.hf_name in stored and _is_output(spec)
     ]
     report = LoadReport(
         head="loaded" if outputs else "fresh",
@@ -169,7 +188,7 @@ def _checked(
         specs |= dict.fromkeys(spec.hf_names(), spec)
 
     problems: list[tuple[str, str]] = []  # (tensor, what is wrong with it)
-    head = _head_of(set(found) | listing.lost)
+    head = hf_head.kind_by_names(set(found) | listing.lost)
     if head is not None and head != config.head:
         problems.append(("score", f"this is a head of kind {head}, but {config.head} was asked for"))
     # What one problem explains is not said again tensor by tensor.
@@ -250,72 +269,3 @@ def _compress(names: list[str] | tuple[str, ...]) -> list[str]:
         text = ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in runs)
         out.append(template.replace("{}", text if len(layers) == 1 else f"[{text}]"))
     return out
-
-
-def _load(
-    spec: ParamSpec, tensors: list[StoredTensor], dtype: np.dtype, sharding: jax.sharding.Sharding | None
-) -> jax.Array:
-    """One parameter on its devices. Each tensor is read once, whatever number of devices hold a piece of it."""
-    whole = tuple(slice(0, size) for size in spec.shape)
-    if sharding is None:
-        indices = [whole]
-    else:
-        indices = [_bounds(i, spec.shape) for i in sharding.addressable_devices_indices_map(spec.shape).values()]
-    buffers = {_key(index): (index, _aligned_empty(tuple(s.stop - s.start for s in index), dtype)) for index in indices}
-    for layer, tensor in enumerate(tensors):
-        targets = []
-        for index, buffer in buffers.values():
-            if not spec.stacked:
-                targets.append((index, buffer))
-            elif index[0].start <= layer < index[0].stop:
-                targets.append((index[1:], buffer[layer - index[0].start]))
-        _scatter(tensor, spec, targets)
-    if sharding is None:
-        return jax.device_put(buffers[_key(whole)][1])
-    return jax.make_array_from_callback(
-        spec.shape, sharding, lambda index: buffers[_key(_bounds(index, spec.shape))][1]
-    )
-
-
-def _scatter(tensor: StoredTensor, spec: ParamSpec, targets: list[tuple[tuple[slice, ...], np.ndarray]]) -> None:
-    """Read a tensor once and put its rows and columns where they belong, cast to the targets' type."""
-    if _is_output(spec) and tensor.shape[0] == 2:
-        negative, positive = tensor.read().astype(np.float32)
-        for index, target in targets:
-            target[...] = (positive - negative)[None][index]
-        return
-    if not targets:
-        return
-    first, last = min(index[0].start for index, _ in targets), max(index[0].stop for index, _ in targets)
-    for start, rows in tensor.chunks(first, last):
-        for index, target in targets:
-            low, high = max(start, index[0].start), min(start + len(rows), index[0].stop)
-            if low < high:
-                piece = rows[(slice(low - start, high - start), *index[1:])]
-                _copy(piece, target[low - index[0].start : high - index[0].start])
-
-
-def _copy(source: np.ndarray, target: np.ndarray) -> None:
-    if source.dtype == target.dtype:
-        # NumPy copies a type that is not its own, as bfloat16, element by element.
-        plain = np.dtype(f"u{source.dtype.itemsize}")
-        source, target = source.view(plain), target.view(plain)
-    target[...] = source
-
-
-def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The index with plain start and stop in every dimension."""
-    whole = (slice(None),) * len(shape)
-    return tuple(slice(*s.indices(size)[:2]) for s, size in zip(index or whole, shape, strict=True))
-
-
-def _key(index: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple((s.start, s.stop) for s in index)
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array at a multiple of 64 bytes, which JAX on CPU takes over without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + 64, np.uint8)
-    offset = -raw.ctypes.data % 64
-    return raw[offset : offset + size].view(dtype).reshape(shape)

@@ -1,12 +1,14 @@
 """Parameters to a Hugging Face directory for transformers or vLLM: config.json, safetensors, tokenizer, prm.json.
 
-One tensor at a time goes from the devices through the host into the file, so no second copy of the model ever exists.
+A piece of a tensor at a time goes from the devices through the host into the file, so no second copy of the model ever
+exists (:mod:`.fetching`).
 Everything is written into a hidden directory beside the target, which is renamed when it is complete: a directory of
 the target's name is whole or is not there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -14,16 +16,16 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cfprm_jax.config import EncodingConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.fetching import pieces, whole
 from cfprm_jax.models.parameters import Params, ParamSpec, lookup, param_specs, walk
 from cfprm_jax.models.safetensors_files import DTYPES, PlannedTensor, write_shards
 
@@ -53,6 +55,8 @@ FORMATS = {
     "process_reward_model": Format("Qwen2ForProcessRewardModel", _CLASSES, layers=2),
     "reward_model": Format("Qwen2ForRewardModel", ("reward",), layers=2),
 }
+# Not a whole model: adapters for a token_classification model; see :mod:`cfprm_jax.models.peft`.
+PEFT_ADAPTER = "peft_adapter"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,12 @@ class ExportReport:
     files: tuple[str, ...]
     parameters: int
     stored_bytes: int
+
+    @classmethod
+    def of(cls, files: Sequence[str], tensors: Sequence[PlannedTensor], stored: str) -> ExportReport:
+        """The report of tensors written in a stored type such as "BF16"."""
+        parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+        return cls(tuple(files), parameters, parameters * DTYPES[stored].itemsize)
 
 
 def export(
@@ -88,64 +98,96 @@ def export(
     0, 1 and -1 are exact, so nothing is rounded that `score` alone would not round.
 
     config.json keeps every field of the backbone's own, but for auto_map, which names code that is not there. prm.json
-    holds the kind of the head as it is written and the encoding options, without which texts cannot be scored as in
-    training. generation_config.json names the tokens that begin, end and pad a text.
+    holds the kind of the head and the encoding options, without which texts cannot be scored as in training.
+    generation_config.json names the tokens that begin, end and pad a text.
 
     Args:
       directory: is created, and must be empty if it is there.
-      params: of the structure of param_specs(config), on any devices of this process.
+      params: of the structure of param_specs(config), in any sharding over devices of this process alone.
       tokenizer: what load_tokenizer gave; its marker is the token whose labels are scores.
       dtype: "bfloat16" or "float32", of every tensor written.
       max_shard_bytes: most bytes of tensors in one file.
-      progress: told (bytes written, bytes in all) after each tensor.
+      progress: told (bytes written, bytes in all) after each piece of a tensor.
       texts: more files of the directory, such as README.md, by name; one that is written here anyway is replaced.
 
     Raises:
-      UserError: the directory is not empty, or the format or dtype is unknown, or the format cannot hold this head.
+      UserError: the directory is not empty, or the format or dtype is unknown, or the format cannot hold this head, or
+        this is one of several processes.
+    """
+    directory = pathlib.Path(directory)
+    check_export(directory, config, format, dtype)
+    form, stored = FORMATS[format], EXPORT_DTYPES[dtype]
+    tensors = list(_plan(params, config, form, stored))
+    raw = _config_json(config, form, dtype)
+    described = {"config.json": raw, "generation_config.json": _generation_config(raw)}
+    with new_directory(directory, config.head, tokenizer, encoding, described, texts or {}) as partial:
+        files = write_shards(partial, tensors, stored, max_shard_bytes, counter(tensors, stored, progress))
+    return ExportReport.of(files, tensors, stored)
+
+
+@contextlib.contextmanager
+def new_directory(
+    directory: pathlib.Path,
+    head: str,
+    tokenizer: Any,
+    encoding: EncodingConfig,
+    described: Mapping[str, Any],
+    texts: Mapping[str, str],
+) -> Iterator[pathlib.Path]:
+    """A directory for weights that takes its name when they and all that goes with them are in it, or is removed.
+
+    Args:
+      described: JSON objects by the names of their files.
+      texts: files by name, which replace those.
     """
     # Imported here: whoever only loads weights does not need a tokenizer library.
     from cfprm_jax.data.encoding import save_tokenizer
 
-    directory = pathlib.Path(directory)
-    check_export(directory, config, format, dtype)
-    form = FORMATS[format]
-    tensors = list(_plan(params, config, form, EXPORT_DTYPES[dtype]))
-    parameters = sum(math.prod(tensor.shape) for tensor in tensors)
-    total = parameters * DTYPES[EXPORT_DTYPES[dtype]].itemsize
-    done = 0
-
-    def written(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(done, total)
-
     partial = directory.absolute().parent / f".{directory.absolute().name}.partial-{os.getpid()}"
     partial.mkdir(parents=True)
     try:
-        files = write_shards(partial, tensors, EXPORT_DTYPES[dtype], max_shard_bytes, written)
-        raw = _config_json(config, form, dtype)
-        _write_json(partial / "config.json", raw)
-        _write_json(partial / "generation_config.json", _generation_config(raw))
-        head = "linear" if form.layers == 1 else "mlp"
-        _write_json(partial / "prm.json", {"head": head, "encoding": dataclasses.asdict(encoding)})
+        yield partial
+        prm = {"head": head, "encoding": dataclasses.asdict(encoding)}
+        for name, value in {**described, "prm.json": prm}.items():
+            (partial / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         save_tokenizer(tokenizer, partial)
-        for name, text in (texts or {}).items():
+        for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         partial.rename(directory.absolute())
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return ExportReport(tuple(files), parameters, total)
+
+
+def counter(
+    tensors: Sequence[PlannedTensor], stored: str, progress: Callable[[int, int], None] | None
+) -> Callable[[int], None] | None:
+    """What tells progress (bytes written, bytes in all), told the number of bytes of each piece."""
+    if progress is None:
+        return None
+    done, total = 0, ExportReport.of([], tensors, stored).stored_bytes
+
+    def written(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, total)
+
+    return written
 
 
 def check_export(directory: pathlib.Path, config: PRMConfig, format: str, dtype: str) -> None:
     """Raise the UserError that export would, before anything has been loaded for it."""
-    if format not in FORMATS:
-        raise UserError(f"--format: {format!r} is not among: {', '.join(FORMATS)}")
+    if jax.process_count() > 1:
+        raise UserError(
+            f"export runs as one process, and this is one of {jax.process_count()}: start it once, outside the launcher"
+            " of the training; a checkpoint that several processes wrote is read by one"
+        )
+    formats = {**FORMATS, PEFT_ADAPTER: FORMATS["token_classification"]}
+    if format not in formats:
+        raise UserError(f"--format: {format!r} is not among: {', '.join(formats)}")
     if dtype not in EXPORT_DTYPES:
         raise UserError(f"--dtype: {dtype!r} is not among: {', '.join(EXPORT_DTYPES)}")
-    if FORMATS[format].layers == 1 and config.head != "linear":
+    if formats[format].layers == 1 and config.head != "linear":
         able = " or ".join(name for name, form in FORMATS.items() if form.layers == 2)
         raise UserError(
             f"--format={format} holds a linear head only, and this model's head is {config.head!r}: name {able}"
@@ -160,10 +202,6 @@ def check_output_dir(directory: pathlib.Path) -> None:
             raise UserError(f"--output_dir={directory} is not empty; choose a new directory")
     elif directory.exists():
         raise UserError(f"--output_dir={directory} is a file")
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,67 +231,45 @@ def _plan(params: Params, config: PRMConfig, form: Format, stored: str) -> Itera
     first = [(path, spec) for path, spec in specs if spec.kind == "embedding"]
     last = [(path, spec) for path, spec in specs if not spec.stacked and spec.kind != "embedding"]
 
-    def whole(path: str, spec: ParamSpec) -> PlannedTensor:
-        return PlannedTensor(spec.hf_name, spec.shape, functools.partial(_fetch, lookup(params, path), dtype))
+    def planned(path: str, spec: ParamSpec) -> PlannedTensor:
+        return PlannedTensor(spec.hf_name, spec.shape, functools.partial(pieces, lookup(params, path), dtype))
 
     for path, spec in first:
-        yield whole(path, spec)
+        yield planned(path, spec)
     for layer in range(config.backbone.num_hidden_layers):
         for path, spec in layered:
-            fetch = functools.partial(_fetch_layer, lookup(params, path), layer, dtype)
-            yield PlannedTensor(spec.hf_name.format(layer=layer), spec.shape[1:], fetch)
+            rows = functools.partial(pieces, lookup(params, path), dtype, layer)
+            yield PlannedTensor(spec.hf_name.format(layer=layer), spec.shape[1:], rows)
     for path, spec in last:
-        yield whole(path, spec)
-    yield from _plan_head(params["head"], config, form, dtype)
+        yield planned(path, spec)
+    yield from plan_head(params["head"], config, form, dtype)
 
 
-def _plan_head(head: Params, config: PRMConfig, form: Format, dtype: np.dtype) -> Iterator[PlannedTensor]:
+def plan_head(head: Params, config: PRMConfig, form: Format, dtype: np.dtype) -> Iterator[PlannedTensor]:
+    """The tensors of the reward head, `score` and on."""
     width, labels = config.backbone.hidden_size, len(form.labels)
-    kernel, bias = head["output"]["kernel"], head["output"]["bias"]
+    kernel, bias = (whole(head["output"][name], dtype) for name in ("kernel", "bias"))
 
-    def planned(name: str, shape: tuple[int, ...], function: Callable[..., np.ndarray], *args: Any) -> PlannedTensor:
-        return PlannedTensor(name, shape, functools.partial(function, *args, dtype))
+    def planned(name: str, values: np.ndarray) -> PlannedTensor:
+        return PlannedTensor(name, values.shape, lambda: [values])
+
+    def labelled(positive: np.ndarray) -> np.ndarray:
+        """The row of z, after a row of zeros for the negative class if there are two labels."""
+        return positive if labels == 1 else np.concatenate([np.zeros_like(positive), positive])
+
+    def pair(positive: np.ndarray) -> Iterator[np.ndarray]:
+        """w and -w, then zeros up to the width."""
+        yield np.concatenate([positive, -positive])
+        yield np.zeros((width - 2, *positive.shape[1:]), dtype)
 
     if form.layers == 2 and config.head == "linear":
-        signs = np.zeros((1, width), np.float32)
-        signs[0, :2] = 1, -1
-        yield planned("score.0.weight", (width, width), _fetch_pair, kernel, width)
-        yield planned("score.0.bias", (width,), _fetch_pair, bias, width)
-        kernel, bias = jnp.asarray(signs), jnp.zeros(1)
+        yield PlannedTensor("score.0.weight", (width, width), functools.partial(pair, kernel))
+        yield PlannedTensor("score.0.bias", (width,), functools.partial(pair, bias))
+        kernel, bias = np.zeros((1, width), dtype), np.zeros(1, dtype)
+        kernel[0, :2] = 1, -1
     elif form.layers == 2:
-        yield planned("score.0.weight", (width, width), _fetch, head["hidden"]["kernel"])
-        yield planned("score.0.bias", (width,), _fetch, head["hidden"]["bias"])
+        yield planned("score.0.weight", whole(head["hidden"]["kernel"], dtype))
+        yield planned("score.0.bias", whole(head["hidden"]["bias"], dtype))
     name = "score" if form.layers == 1 else "score.2"
-    yield planned(f"{name}.weight", (labels, width), _fetch_labels, kernel, labels)
-    yield planned(f"{name}.bias", (labels,), _fetch_labels, bias, labels)
-
-
-@functools.partial(jax.jit, static_argnames="dtype")
-def _cast(leaf: jax.Array, dtype: Any) -> jax.Array:
-    return leaf.astype(dtype)
-
-
-@functools.partial(jax.jit, static_argnames="dtype")
-def _cast_layer(leaf: jax.Array, layer: jax.Array, dtype: Any) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False).astype(dtype)
-
-
-def _fetch(leaf: jax.Array, dtype: np.dtype) -> np.ndarray:
-    return np.asarray(_cast(leaf, dtype))
-
-
-def _fetch_layer(leaf: jax.Array, layer: int, dtype: np.dtype) -> np.ndarray:
-    # Sliced and cast on the device: fetching the stacked parameter whole would be a second copy of most of the model.
-    return np.asarray(_cast_layer(leaf, jnp.int32(layer), dtype))
-
-
-def _fetch_pair(leaf: jax.Array, size: int, dtype: np.dtype) -> np.ndarray:
-    """w and -w, then zeros up to so many rows."""
-    positive = _fetch(leaf, dtype)
-    return np.concatenate([positive, -positive, np.zeros((size - 2, *positive.shape[1:]), dtype)])
-
-
-def _fetch_labels(leaf: jax.Array, labels: int, dtype: np.dtype) -> np.ndarray:
-    """The row of z, after a row of zeros for the negative class if there are two labels."""
-    positive = _fetch(leaf, dtype)
-    return positive if labels == 1 else np.concatenate([np.zeros_like(positive), positive])
+    yield planned(f"{name}.weight", labelled(kernel))
+    yield planned(f"{name}.bias", labelled(bias))

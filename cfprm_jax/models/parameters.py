@@ -135,6 +135,11 @@ def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 def map_specs(function: Callable[[str, ParamSpec], T], config: PRMConfig) -> dict[str, Any]:
     """function(path, spec) of every parameter, as a nested dict of the parameters' structure."""
+    return map_tree(function, param_specs(config))
+
+
+def map_tree(function: Callable[[str, ParamSpec], T], specs: Mapping[str, Any]) -> dict[str, Any]:
+    """function(path, spec) of every spec of a nested dict, in its structure."""
 
     def over(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         return {
@@ -142,7 +147,7 @@ def map_specs(function: Callable[[str, ParamSpec], T], config: PRMConfig) -> dic
             for key, value in tree.items()
         }
 
-    return over(param_specs(config), "")
+    return over(specs, "")
 
 
 def lookup(tree: Mapping[str, Any], path: str) -> Any:
@@ -159,12 +164,19 @@ def param_dtype(spec: ParamSpec, dtype: Any) -> Any:
 
 def abstract_params(config: PRMConfig, dtype: Any = jnp.float32, shardings: Params | None = None) -> dict[str, Any]:
     """The parameters as jax.ShapeDtypeStruct, with shardings (same structure) if given."""
+    return abstract_tree(param_specs(config), dtype, shardings)
+
+
+def abstract_tree(
+    specs: Mapping[str, Any], dtype: Any = jnp.float32, shardings: Params | None = None
+) -> dict[str, Any]:
+    """The same for any nested dict of specs."""
 
     def one(path: str, spec: ParamSpec) -> jax.ShapeDtypeStruct:
         sharding = None if shardings is None else lookup(shardings, path)
         return jax.ShapeDtypeStruct(spec.shape, param_dtype(spec, dtype), sharding=sharding)
 
-    return map_specs(one, config)
+    return map_tree(one, specs)
 
 
 def init_param(path: str, spec: ParamSpec, key: jax.Array, dtype: Any) -> jax.Array:

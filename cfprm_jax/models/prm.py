@@ -5,9 +5,10 @@ from __future__ import annotations
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from cfprm_jax.models.activations import Placement, unconstrained
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params
-from cfprm_jax.models.qwen2 import Constrain, Qwen2, unconstrained
+from cfprm_jax.models.qwen2 import Qwen2
 from cfprm_jax.models.reward_head import RewardHead
 
 
@@ -23,7 +24,7 @@ class PRM(nnx.Module):
         tokens: Int[Array, "rows length"],
         positions: Int[Array, "rows length"],
         subtree_end: Int[Array, "rows length"],
-        constrain: Constrain = unconstrained,
+        constrain: Placement = unconstrained,
     ) -> Float[Array, "rows length"]:
         """The head's output z at every token, float32."""
         return self.head(self.backbone(tokens, positions, subtree_end, constrain))
@@ -35,7 +36,7 @@ def apply(
     tokens: Int[Array, "rows length"],
     positions: Int[Array, "rows length"],
     subtree_end: Int[Array, "rows length"],
-    constrain: Constrain = unconstrained,
+    constrain: Placement = unconstrained,
 ) -> Float[Array, "rows length"]:
     """The head's output z at every token of packed rows, float32; a pure function of its arguments.
 
@@ -46,6 +47,6 @@ def apply(
       tokens: ids below vocab_size; padding has any.
       positions: depth of each token in its tree, the rotary position.
       subtree_end: token i sees token j iff j <= i < subtree_end[j]; i + 1 for padding.
-      constrain: sharding constraints of activations by logical axes (see Constrain); none by default.
+      constrain: sharding constraints of activations by logical axes (see Placement); none by default.
     """
     return PRM(config, params)(tokens, positions, subtree_end, constrain)

@@ -10,7 +10,6 @@ Architecture: Qwen2 Technical Report, https://arxiv.org/abs/2407.10671.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,37 +18,32 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from cfprm_jax.models.activations import Placement, unconstrained
 from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params
-
-Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
-"""Told an activation and its logical axes, such as ("rows", "length", "embed"); returns it with a sharding constraint.
-The axes are those of ParamSpec, and "rows" and "length"."""
-
-
-def unconstrained(activation: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """The Constrain of a single device: no constraint."""
-    del axes
-    return activation
-
-
-def matmul_precision(dtype: Any) -> jax.lax.Precision | None:
-    """Full precision for float32, which GPU and TPU would compute in TF32 or bfloat16 otherwise."""
-    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+from cfprm_jax.models.products import times
 
 
 class Linear(nnx.Module):
-    """x W^T + b in the dtype of x, for a kernel [out, in] and an optional bias [out]."""
+    """x W^T + b in the dtype of x, for a kernel [out, in] and an optional bias [out].
+
+    With an adapter (:mod:`cfprm_jax.models.lora`), lora_a [rank, in] and lora_b [out, rank], also + (x A^T) B^T.
+    """
 
     def __init__(self, params: Params):
         self.kernel = nnx.Param(params["kernel"])
         self.bias = nnx.Param(params["bias"]) if "bias" in params else None
+        self.lora_a = nnx.Param(params["lora_a"]) if "lora_a" in params else None
+        self.lora_b = nnx.Param(params["lora_b"]) if "lora_b" in params else None
 
     def __call__(self, x: Float[Array, "... into"]) -> Float[Array, "... out"]:
-        kernel = self.kernel[...].astype(x.dtype)
-        y = jnp.einsum("...i,oi->...o", x, kernel, precision=matmul_precision(x.dtype))
-        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+        y = times(x, self.kernel[...])
+        if self.bias is not None:
+            y = y + self.bias[...].astype(x.dtype)
+        if self.lora_a is not None and self.lora_b is not None:
+            y = y + times(times(x, self.lora_a[...]), self.lora_b[...])
+        return y
 
 
 class RMSNorm(nnx.Module):
@@ -111,6 +105,7 @@ class SelfAttention(nnx.Module):
         cosine: Float[Array, "rows length half"],
         sine: Float[Array, "rows length half"],
         subtree_end: Int[Array, "rows length"],
+        constrain: Placement = unconstrained,
     ) -> Float[Array, "rows length embed"]:
         net = self.config.backbone
         rows, length, _ = x.shape
@@ -118,7 +113,7 @@ class SelfAttention(nnx.Module):
         k = self.key(x).reshape(rows, length, net.num_key_value_heads, net.head_dim)
         v = self.value(x).reshape(rows, length, net.num_key_value_heads, net.head_dim)
         q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
-        mixed = attention(q, k, v, subtree_end, self.config.attention)
+        mixed = attention(q, k, v, subtree_end, self.config.attention, constrain)
         return self.output(mixed.reshape(rows, length, net.num_attention_heads * net.head_dim))
 
 
@@ -141,6 +136,7 @@ class DecoderLayer(nnx.Module):
         self.attention = SelfAttention(config, params["attention"])
         self.mlp_norm = RMSNorm(params["mlp_norm"], eps)
         self.mlp = MLP(params["mlp"])
+        self.remat_mlp = config.remat == "mlp"
 
     def __call__(
         self,
@@ -148,9 +144,16 @@ class DecoderLayer(nnx.Module):
         cosine: Float[Array, "rows length half"],
         sine: Float[Array, "rows length half"],
         subtree_end: Int[Array, "rows length"],
+        constrain: Placement = unconstrained,
     ) -> Float[Array, "rows length embed"]:
-        x = x + self.attention(self.attention_norm(x), cosine, sine, subtree_end)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.attention(self.attention_norm(x), cosine, sine, subtree_end, constrain)
+        feed_forward = self._feed_forward
+        if self.remat_mlp:
+            feed_forward = jax.checkpoint(feed_forward, prevent_cse=False)  # as in Qwen2
+        return x + feed_forward(x)
+
+    def _feed_forward(self, x: Float[Array, "rows length embed"]) -> Float[Array, "rows length embed"]:
+        return self.mlp(self.mlp_norm(x))
 
 
 class Qwen2(nnx.Module):
@@ -167,7 +170,7 @@ class Qwen2(nnx.Module):
         tokens: Int[Array, "rows length"],
         positions: Int[Array, "rows length"],
         subtree_end: Int[Array, "rows length"],
-        constrain: Constrain = unconstrained,
+        constrain: Placement = unconstrained,
     ) -> Float[Array, "rows length embed"]:
         """Hidden states in config.dtype.
 
@@ -180,12 +183,12 @@ class Qwen2(nnx.Module):
         net = self.config.backbone
         stream = ("rows", "length", "embed")
         cosine, sine = rotary_angles(positions, net.head_dim, net.rope_theta)
-        x = constrain(self.embedding[...][tokens].astype(self.config.dtype), stream)
+        x = constrain(constrain.embed(self.embedding[...], tokens, self.config.dtype), stream)
         graphdef, stacked = nnx.split(self.layers)
 
         def one_layer(x: jax.Array, params: Any) -> tuple[jax.Array, None]:
             layer = nnx.merge(graphdef, params)
-            return constrain(layer(x, cosine, sine, subtree_end), stream), None
+            return constrain(layer(x, cosine, sine, subtree_end, constrain), stream), None
 
         if self.config.remat == "layer":
             # Inside scan the recomputation cannot be merged with the forward pass, so nothing needs to prevent it.

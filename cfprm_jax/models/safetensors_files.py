@@ -1,19 +1,21 @@
 """Safetensors files: what a directory of them holds, read from headers alone; rows of a tensor; a streaming writer.
 
 Layout (https://github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header, a
-JSON object of name -> {dtype, shape, data_offsets}; then the data. Reading goes through one buffer of a few MiB and no
-memory map, so that what is read never adds to resident memory; writing takes one tensor at a time.
+JSON object of name -> {dtype, shape, data_offsets}; then the data. Reading goes into memory that the caller has, or
+through one buffer of a few MiB, and never through a memory map, so that what is read does not add to resident memory.
+Writing takes one piece of a tensor at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -28,6 +30,8 @@ DTYPES: dict[str, np.dtype] = {
 }
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _CHUNK_BYTES = 8 << 20
+# Of every tensor, for its fingerprint.
+_SAMPLE_BYTES = 256
 # The limit of the reference implementation; a larger length is noise read as a header.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -58,9 +62,18 @@ class StoredTensor:
                     np.frombuffer(buffer, dtype, rows * math.prod(self.shape[1:])).reshape(rows, *self.shape[1:]),
                 )
 
+    def read_into(self, start: int, target: np.ndarray) -> None:
+        """Rows start and on, as many as target has, into a contiguous array of the stored dtype."""
+        row_bytes = DTYPES[self.dtype].itemsize * math.prod(self.shape[1:])
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.offset + start * row_bytes)
+            _read_exactly(file, target.reshape(-1).view(np.uint8).data, self.file)
+
     def read(self) -> np.ndarray:
         """The whole tensor, in its stored dtype."""
-        return np.concatenate([rows.copy() for _, rows in self.chunks(0, self.shape[0])])
+        values = np.empty(self.shape, DTYPES[self.dtype])
+        self.read_into(0, values)
+        return values
 
 
 def _read_exactly(file: io.FileIO, view: memoryview, path: pathlib.Path) -> None:
@@ -144,6 +157,8 @@ def list_directory(directory: pathlib.Path) -> Listing:
         return _list_shards(directory, index)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory")
+    if (directory / "adapter_config.json").is_file():
+        raise UserError(f"{directory}: holds adapters of PEFT alone; merge them into their backbone first")
     if any(directory.glob("*.safetensors")):
         raise UserError(f"{directory}: holds safetensors shards but no {INDEX} to say what belongs together")
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in directory.glob(pattern))
@@ -183,13 +198,29 @@ def _list_shards(directory: pathlib.Path, index: pathlib.Path) -> Listing:
     return Listing(tuple(tensors), tuple(problems), unreadable=bool(broken), lost=lost)
 
 
+def fingerprint(tensors: Iterable[StoredTensor]) -> str:
+    """A hash that tells checkpoints apart: of names, types and shapes, and of the first bytes of every tensor.
+
+    Which shard a tensor is in does not matter. Models of one shape, such as a base model and what was tuned from it,
+    differ in those bytes.
+    """
+    digest = hashlib.sha256()
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        size = math.prod(tensor.shape) * (DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else 1)
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.offset)
+            sample = file.read(min(size, _SAMPLE_BYTES))
+        digest.update(json.dumps([tensor.name, tensor.dtype, tensor.shape, sample.hex()]).encode())
+    return digest.hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor to be written: its description, and what gives its values when its turn comes."""
+    """A tensor to be written: its description, and what gives its rows, in order, when its turn comes."""
 
     name: str
     shape: tuple[int, ...]
-    fetch: Callable[[], np.ndarray]
+    pieces: Callable[[], Iterable[np.ndarray]]
 
 
 def write_shards(
@@ -201,11 +232,11 @@ def write_shards(
 ) -> list[str]:
     """Write tensors, all of one dtype ("BF16"), in their order into as few shards as fit, with an index if several.
 
-    Each tensor is fetched, written and dropped before the next one. A tensor larger than max_shard_bytes has a shard
-    of its own.
+    Each piece of a tensor is fetched, written and dropped before the next one. A tensor larger than max_shard_bytes has
+    a shard of its own.
 
     Args:
-      written: told the number of bytes after each tensor.
+      written: told the number of bytes after each piece.
 
     Returns: the names of the files of weights.
     """
@@ -223,7 +254,7 @@ def write_shards(
     if len(shards) == 1:
         names = [SINGLE]
     for name, shard in zip(names, shards, strict=True):
-        _write_file(directory / name, shard, dtype, written)
+        write_file(directory / name, shard, dtype, written)
     if len(shards) > 1:
         weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         total = sum(math.prod(tensor.shape) for tensor in tensors) * itemsize
@@ -232,9 +263,13 @@ def write_shards(
     return names
 
 
-def _write_file(
-    path: pathlib.Path, tensors: Sequence[PlannedTensor], dtype: str, written: Callable[[int], None] | None
+def write_file(
+    path: pathlib.Path,
+    tensors: Sequence[PlannedTensor],
+    dtype: str,
+    written: Callable[[int], None] | None = None,
 ) -> None:
+    """Write tensors into one file; see :func:`write_shards`."""
     itemsize = DTYPES[dtype].itemsize
     header: dict[str, Mapping[str, Any]] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -248,11 +283,15 @@ def _write_file(
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for tensor in tensors:
-            values = np.ascontiguousarray(tensor.fetch())
-            if values.shape != tensor.shape or values.dtype != DTYPES[dtype]:
-                raise ValueError(f"{tensor.name}: {values.dtype} {values.shape}, planned {dtype} {tensor.shape}")
-            file.write(values.reshape(-1).view(np.uint8).data)
-            if written is not None:
-                written(values.nbytes)
+            rows = 0
+            for values in tensor.pieces():
+                if values.shape[1:] != tensor.shape[1:] or values.dtype != DTYPES[dtype]:
+                    raise ValueError(f"{tensor.name}: {values.dtype} {values.shape}, planned {dtype} {tensor.shape}")
+                file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+                rows += len(values)
+                if written is not None:
+                    written(values.nbytes)
+            if rows != tensor.shape[0]:
+                raise ValueError(f"{tensor.name}: {rows} rows, planned {tensor.shape}")
         file.flush()
         os.fsync(file.fileno())

@@ -2,13 +2,14 @@
 
 Mistakes (:data:`~cfprm_jax.synthetic.world.MISTAKES`) are slips of a moment, or the bias of a problem: one move and one
 mistake that a solution of this problem makes with a probability of its own. So where that is above one half the
-majority of the solutions agree on the same wrong answer, and only looking at the steps tells which ones to trust.
+majority of the solutions agree on the same wrong answer, and only looking at the steps tells which ones to trust. A
+misconception does the same for a day and a move in every problem, so that a model that imitates solutions learns it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +31,22 @@ class Bias:
     index: int
     mistake: Mistake
     probability: float
+
+
+Misconceptions = Mapping[tuple[int, int], Bias]
+"""What a solver believes wrongly of a day and a move, in whatever problem they meet; the index of a Bias is unused."""
+
+_NONE = Bias(-1, Mistake("before", 1), 0.0)
+
+
+def sample_misconceptions(share: float, config: WorldConfig, rng: np.random.Generator) -> dict[tuple[int, int], Bias]:
+    """One for that share of all pairs of a day and a move, with the kinds and probabilities of the biases of config."""
+    pairs = [(day, move) for day in range(MODULUS) for move in MOVES]
+    chosen = rng.permutation(len(pairs))[: round(share * len(pairs))]
+    return {
+        pairs[i]: Bias(-1, sample_mistake(config.biases, rng), float(rng.uniform(config.min_bias, config.max_bias)))
+        for i in sorted(chosen.tolist())
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +87,14 @@ def work(problem: Problem, index: int, before: int, mistake: Mistake | None, kin
     return Step(kind, (before + move + shift) % MODULUS, index, before, move)
 
 
-def solve(problem: Problem, bias: Bias, config: WorldConfig, rng: np.random.Generator) -> Solution:
-    """One solution, drawn from rng."""
+def solve(
+    problem: Problem,
+    bias: Bias,
+    config: WorldConfig,
+    rng: np.random.Generator,
+    misconceptions: Misconceptions | None = None,
+) -> Solution:
+    """One solution, drawn from rng; misconceptions act where the bias does not."""
     steps: list[Step] = []
     days, wrong, may_review = [problem.start], -1, True
     while True:
@@ -87,14 +110,25 @@ def solve(problem: Problem, bias: Bias, config: WorldConfig, rng: np.random.Gene
         # Going back means looking again, so the bias does not act a second time; slips do.
         if kind == "work" and index == bias.index and rng.random() < bias.probability:
             mistake = bias.mistake
+        elif (
+            kind == "work"
+            and misconceptions
+            and rng.random() < (believed := misconceptions.get((days[-1], problem.moves[index]), _NONE)).probability
+        ):
+            mistake = believed.mistake
         elif rng.random() < config.slip_rate:
             mistake = sample_mistake(config.slips, rng)
         step = work(problem, index, days[-1], mistake, kind)
         if mistake is not None and wrong < 0:
             wrong = index
-        steps.append(step)
+        if config.split_rate and kind == "work" and rng.random() < config.split_rate:
+            steps += [dataclasses.replace(step, kind="take", day=0), Step("get", step.day)]
+        else:
+            steps.append(step)
         days.append(step.day)
         if rng.random() < config.redundancy_rate:
             steps.append(Step("restate", days[-1]))
+        if config.idle_rate and rng.random() < config.idle_rate:
+            steps.append(Step("idle", 0))
     steps.append(Step("answer", days[-1]))
     return Solution(tuple(steps), labels(problem, steps), days[-1])

@@ -7,14 +7,17 @@ one text each:
     three+two=five          work a move out: the day before, the move as read, the day after
     three+two=five again    the same, going back to a move that was worked out before
     so=five                 restate the day, which adds nothing
+    three+two               a move told in two steps: the day before and the move as read,
+    =five                   and then the day after
+    so                      say nothing at all
     answer=one              the last step
 
 A step is positive iff everything that it states is true of the problem, and then the day that it leaves is true as
 well: a worked move starts from the true day before that move, reads the move as the problem has it, and gets the day
 after right; a restated day is the true one where the solution stands; the answer is the true last day and no move is
-left. So what follows a mistake is negative until a step goes back and works the move out from the true day, from where
-steps are positive again. Since moves can be undone, a wrong day never becomes right by itself: only a second mistake
-can make it so.
+left. A step that says nothing has the label of the step before it, and is positive as the first. So what follows a
+mistake is negative until a step goes back and works the move out from the true day, from where steps are positive
+again. Since moves can be undone, a wrong day never becomes right by itself: only a second mistake can make it so.
 """
 
 from __future__ import annotations
@@ -61,6 +64,10 @@ class WorldConfig:
     """How often a solution of such a problem makes that mistake: drawn for each problem between these."""
     redundancy_rate: float = 0.2
     """A step is followed by one that restates the day."""
+    split_rate: float = 0.0
+    """A worked move is told in two steps."""
+    idle_rate: float = 0.0
+    """A step is followed by one that says nothing."""
     review_rate: float = 0.1
     """Before its next step a solution goes back, at most once: to its first mistake, or else to its last move."""
     stop_rate: float = 0.7
@@ -70,8 +77,8 @@ class WorldConfig:
         for name in ("train_problems", "held_out_problems", "solutions_per_problem", "candidates_per_problem"):
             if getattr(self, name) < 1:
                 raise UserError(f"synthetic world: {name} is {getattr(self, name)}, expected at least 1")
-        rates = ("slip_rate", "train_slip_rate", "bias_rate", "min_bias", "max_bias", "redundancy_rate", "review_rate")
-        for name in (*rates, "stop_rate"):
+        rates = ("slip_rate", "train_slip_rate", "bias_rate", "min_bias", "max_bias", "redundancy_rate", "split_rate")
+        for name in (*rates, "idle_rate", "review_rate", "stop_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"synthetic world: {name} is {getattr(self, name)}, expected a probability in [0, 1]")
         if not 1 <= self.min_moves <= self.max_moves < len(MOVES):
@@ -120,7 +127,15 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step of a solution; for a worked move also which one it is meant to be (from 0), the day before, the move."""
+    """One step of a solution.
+
+    Attributes:
+      kind: "work", "again" (a move worked out, for the first time or later), "take", "get" (the halves of one),
+        "restate", "idle" or "answer".
+      day: the day that it states; of no meaning for "take" and "idle".
+      index: the move that a worked one is meant to be, from 0.
+      before, move: the day before and the move, as a worked move or its first half states them.
+    """
 
     kind: str
     day: int
@@ -135,19 +150,36 @@ class Step:
             return f"so={DAYS[self.day]}"
         if self.kind == "answer":
             return f"answer={DAYS[self.day]}"
-        worked = f"{DAYS[self.before]}{signed(self.move)}={DAYS[self.day]}"
-        return worked if self.kind == "work" else f"{worked} again"
+        if self.kind == "get":
+            return f"={DAYS[self.day]}"
+        if self.kind == "idle":
+            return "so"
+        taken = f"{DAYS[self.before]}{signed(self.move)}"
+        if self.kind == "take":
+            return taken
+        return f"{taken}={DAYS[self.day]}" + (" again" if self.kind == "again" else "")
 
 
 def labels(problem: Problem, steps: Sequence[Step]) -> tuple[int, ...]:
     """The exact label of each step, 1 positive and 0 negative, by the rule in the module's docstring."""
-    days, done, out = problem.days, 0, []
+    days, done, true, out = problem.days, 0, True, list[int]()
     for step in steps:
-        if step.kind in ("work", "again"):
+        if step.kind in ("work", "again", "take"):
             done = step.index + 1
-            true = step.before == days[step.index] and step.move == problem.moves[step.index] and step.day == days[done]
+            # A policy's solution may have more moves than the problem.
+            true = (
+                done <= len(problem.moves)
+                and step.before == days[step.index]
+                and step.move == problem.moves[step.index]
+                and (step.kind == "take" or step.day == days[done])
+            )
+        elif step.kind == "get":
+            # The second half goes with the first, but a slip may also put a wrong half right by chance.
+            true = 1 <= done <= len(problem.moves) and step.day == days[done]
+        elif step.kind == "idle":
+            pass
         elif step.kind == "restate":
-            true = step.day == days[done]
+            true = done <= len(problem.moves) and step.day == days[done]
         else:
             true = done == len(problem.moves) and step.day == problem.answer
         out.append(int(true))

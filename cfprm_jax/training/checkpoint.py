@@ -1,21 +1,25 @@
 """Checkpoints of a run: saved in the background, restored onto any mesh, compared before they are trusted.
 
 A checkpoint holds three items: `state` (parameters, optimizer state, step), `data` (the position in the data as JSON,
-the same on every process, so that their number may change), and `meta` (fingerprint, configuration, metrics). Orbax
-writes it under a temporary name and renames it when all of it is on disk: a run that dies during a save leaves the
-checkpoint before it as the newest.
+the same on every process, so that their number may change), and `meta` (fingerprint, configuration, metrics, checksums
+of the state). Orbax writes it under a temporary name and renames it when all of it is on disk: a run that dies during a
+save leaves the checkpoint before it as the newest.
+
+Orbax's CheckpointManager is not used: with several processes it waits for all of them when one has failed to
+write or to read. Its checkpointer and handlers, which do the work, are used here alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import transformers
 from etils import epath
@@ -24,65 +28,181 @@ from jax.sharding import Mesh
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.models import hf
+from cfprm_jax.models import hf, lora
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.parameters import abstract_params, param_specs
-from cfprm_jax.training import sharding
+from cfprm_jax.models.lora import Lora
+from cfprm_jax.models.parameters import abstract_params, abstract_tree, param_specs
+from cfprm_jax.training import adapters, checksums, disk, retention, sharding, stored, stored_params
+from cfprm_jax.training.distributed import Processes
 from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL, PRM_FILE, compute_dtype, read_prm
 from cfprm_jax.training.step import TrainState
+
+# A save may take that long before it counts as failed. Orbax's 20 minutes are little for 70B on a network file system.
+_SAVE_SECONDS = 4 * 3600
+# Arrays that an error names; the rest are counted.
+_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
     """What a checkpoint gives back."""
 
+    step: int
     state: TrainState
     data: dict[str, Any]  # of the loader's iterator
     meta: dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one run directory, the newest `keep` of them. Close it to wait for the last save."""
+    """The checkpoints of one run directory. Close it to wait for the last save.
 
-    def __init__(self, output_dir: str | pathlib.Path, keep: int):
+    All processes of a run call the same methods in the same order; the first alone renames and deletes.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | pathlib.Path,
+        keep: int,
+        keep_best: str = "none",
+        processes: Processes | None = None,
+    ) -> None:
+        """Makes the folder, and clears what a process that died during a save has left there.
+
+        Args:
+          keep: the newest so many stay.
+          keep_best: one of retention.HIGHER_IS_BETTER; the checkpoint that is best by it stays too, as run/best.
+        """
         self.directory = pathlib.Path(output_dir).resolve() / CHECKPOINTS
-        self._manager = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True),
-            item_handlers={
-                "state": ocp.StandardCheckpointHandler(),
-                "data": ocp.JsonCheckpointHandler(),
-                "meta": ocp.JsonCheckpointHandler(),
-            },
+        self._keep, self._metric = keep, keep_best if keep_best in retention.HIGHER_IS_BETTER else None
+        self._processes = processes or Processes()
+        self._best: tuple[float, int | None] = (-math.inf, None)  # value, step
+        self._pending: tuple[int, int] | None = None  # step that is being saved, bytes of its state
+        stored.quiet_orbax()
+        if self._processes.first:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            retention.clear_unfinished(self.directory)
+        self._processes.barrier()
+        handler = ocp.CompositeCheckpointHandler(
+            state=ocp.StandardCheckpointHandler(), data=ocp.JsonCheckpointHandler(), meta=ocp.JsonCheckpointHandler()
         )
+        # Directories made in the background would leave the writers waiting for one that could not be made.
+        options = ocp.options.AsyncOptions(timeout_secs=_SAVE_SECONDS, create_directories_asynchronously=False)
+        self._saver = ocp.AsyncCheckpointer(handler, async_options=options)
 
     @property
     def latest(self) -> int | None:
         """Step of the newest complete checkpoint."""
-        return self._manager.latest_step()
+        return max(retention.complete(self.directory), default=None)
+
+    def improves(self, evaluation: Mapping[str, Any] | None) -> bool:
+        """Whether the state with this evaluation would be the best so far, by keep_best."""
+        return self._metric is not None and retention.value(self._metric, evaluation) > self._best[0]
 
     def save(self, step: int, state: TrainState, data: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Begin to save. The arrays are copied before this returns, so the state may be donated to the next step."""
+        """Begin to save. The arrays are copied before this returns, so the state may be donated to the next step.
+
+        Args:
+          meta: its "metrics", if any, are those of an evaluation of this very state.
+        """
+        self.wait()
+        meta = {**meta, "checksums": checksums.of_state(state)}
+        self._pending = step, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         with self._writing():
-            self._manager.save(
-                step,
+            self._saver.save(
+                self.directory / str(step),
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
                     data=ocp.args.JsonSave(dict(data)),
-                    meta=ocp.args.JsonSave(dict(meta)),
+                    meta=ocp.args.JsonSave(meta),
                 ),
-                force=True,
             )
+        if self.improves(meta.get("metrics")):
+            self._best = retention.value(str(self._metric), meta["metrics"]), step
+
+    def check(self) -> None:
+        """Without waiting: UserError if the save in the background has failed; the older ones go if it is done."""
+        if self._pending is not None:
+            with self._writing():
+                self._saver.check_for_errors()
+            if (self.directory / str(self._pending[0])).exists():
+                self.wait()
 
     def wait(self) -> None:
         """Until everything that was to be saved is on disk."""
+        if self._pending is None:
+            return
         with self._writing():
-            self._manager.wait_until_finished()
+            self._saver.wait_until_finished()
+        self._pending = None
+        if self._processes.first:
+            best = self._best[1]
+            if best is not None:
+                retention.point_to_best(self.directory.parent, self.directory / str(best))
+            steps = retention.complete(self.directory)
+            retention.remove(self.directory, [step for step in steps[: -self._keep] if step != best])
 
     def meta(self, step: int) -> dict[str, Any]:
         """The meta item of a checkpoint, without reading its arrays."""
-        with _damaged(self.directory / str(step)):
-            return dict(self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta)
+        return read_meta(self.directory.parent, step)
+
+    def restore_newest(
+        self,
+        abstract_state: TrainState,
+        accept: Callable[[dict[str, Any]], None] = lambda meta: None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Restored:
+        """The newest checkpoint that is not damaged; newer ones are set aside under another name, and said so.
+
+        Args:
+          accept: raises if a checkpoint with this meta must not be gone on with.
+
+        Raises:
+          UserError: none is whole, or what accept raises. Nothing is renamed then.
+        """
+        bad: dict[int, str] = {}
+        for step in self._processes.share(lambda: retention.complete(self.directory)[::-1]):
+            meta, fault = self._together(functools.partial(self.meta, step))
+            if fault is None:
+                accept(meta)
+                restored, fault = self._together(functools.partial(self._read, step, abstract_state))
+            if fault is None:
+                _, fault = self._together(functools.partial(self._verify, restored))
+            if fault is None:
+                self._set_aside(bad, say)
+                self._find_best()
+                return restored
+            bad[step] = fault
+        raise UserError("; ".join(bad.values()) or f"{self.directory} has no checkpoint")
+
+    def _set_aside(self, bad: Mapping[int, str], say: Callable[[str], None]) -> None:
+        for step, fault in bad.items():
+            if self._processes.first:
+                say(f"resume      {fault}; it is set aside as {retention.set_aside(self.directory, step)}")
+        self._processes.barrier()
+
+    def _together(self, read: Callable[[], Any]) -> tuple[Any, str | None]:
+        """(what read gives, None), or (None, why not) on all processes if it fails on one."""
+        result, fault = None, None
+        try:
+            result = read()
+        except stored.DamagedError as error:
+            fault = str(error)
+        faults = [text for text in self._processes.gather(fault) if text is not None]
+        return (None, faults[0]) if faults else (result, None)
+
+    def _find_best(self) -> None:
+        def metrics(step: int) -> Mapping[str, Any] | None:
+            with contextlib.suppress(UserError):
+                return self.meta(step).get("metrics")
+            return None
+
+        if self._metric is not None:
+            metric = self._metric
+            steps = retention.complete(self.directory)
+            best = self._processes.share(lambda: retention.best(steps, metrics, metric))
+            self._best = (
+                (-math.inf, None) if best is None else (retention.value(metric, self.meta(best)["metrics"]), best)
+            )
 
     def restore(self, step: int, abstract_state: TrainState) -> Restored:
         """The checkpoint of a step, laid out as abstract_state says.
@@ -91,61 +211,53 @@ class Checkpoints:
           abstract_state: jax.ShapeDtypeStruct with a sharding in every leaf; any mesh.
 
         Raises:
-          UserError: files are missing or damaged, or the stored arrays differ from abstract_state in name, shape or
-            type; all differences are listed.
+          DamagedError: files are missing or damaged, the arrays are not those that were saved, or they differ from
+            abstract_state in name, shape or type; all differences are listed.
         """
-        with _damaged(self.directory / str(step)):
-            stored = self._manager.item_metadata(step)["state"]
-            _require_equal(f"{self.directory / str(step)}", _described(abstract_state), _described(stored.tree))
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(abstract_state),
-                    data=ocp.args.JsonRestore(),
-                    meta=ocp.args.JsonRestore(),
-                ),
+        restored = self._read(step, abstract_state)
+        self._verify(restored)
+        return restored
+
+    def _read(self, step: int, abstract_state: TrainState) -> Restored:
+        """No process waits for another one in here, so one that cannot read its part does not keep the others."""
+        folder = self.directory / str(step)
+        with contextlib.closing(ocp.StandardCheckpointHandler()) as handler, stored.damaged(folder):
+            found = handler.metadata(epath.Path(folder / "state"))
+            stored.require_equal(str(folder), stored.described(abstract_state), stored.described(found.tree))
+            state = handler.restore(epath.Path(folder / "state"), args=ocp.args.StandardRestore(abstract_state))
+        return Restored(step, state, stored.read_json(folder, "data"), stored.read_json(folder, "meta"))
+
+    def _verify(self, restored: Restored) -> None:
+        wrong = checksums.differences(restored.meta.get("checksums", {}), checksums.of_state(restored.state))
+        if wrong:
+            named = ", ".join(wrong[:_NAMED]) + (f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else "")
+            raise stored.DamagedError(
+                f"checkpoint {self.directory / str(restored.step)} is damaged: changed on disk: {named}"
             )
-        return Restored(restored.state, dict(restored.data), dict(restored.meta))
 
     def close(self) -> None:
         """Wait for the last save and let go of the directory."""
-        with self._writing():
-            self._manager.close()
+        try:
+            self.wait()
+        finally:
+            self._saver.close()
 
-    def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return _explained(f"cannot write a checkpoint into {self.directory}")
-
-
-def _described(tree: Any) -> dict[str, str]:
-    """Name -> "float32 [3, 4]" of every array of a tree; named tuples and dicts alike."""
-    flat = ocp.tree.to_flat_dict(tree, sep="/")
-    return {
-        name: f"{jnp.dtype(leaf.dtype)} {list(leaf.shape)}" for name, leaf in flat.items() if hasattr(leaf, "shape")
-    }
-
-
-def _require_equal(where: str, expected: dict[str, str], found: dict[str, str]) -> None:
-    # Orbax itself restores what is stored, with the stored shapes, without a word.
-    differences = [
-        f"{name}: expected {expected.get(name, 'nothing')}, found {found.get(name, 'nothing')}"
-        for name in dict.fromkeys([*expected, *found])
-        if expected.get(name) != found.get(name)
-    ]
-    if differences:
-        raise UserError(f"checkpoint {where} does not fit this model and optimizer: {'; '.join(differences)}")
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Orbax's many ways to say that files are missing or damaged or cannot be written, as one UserError."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{what}: {' '.join(str(error).split())[:300]}") from error
-
-
-def _damaged(checkpoint: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    return _explained(f"checkpoint {checkpoint} is damaged")
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A save that fails as one UserError, with nothing of it left on the disk."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError, jax.errors.JaxRuntimeError) as error:
+            step, size = self._pending or (0, 0)
+            self._pending = None
+            free, why = disk.free(self.directory), disk.reason(error)
+            if self._processes.first:
+                retention.clear_failed(self.directory, step)
+            good = f"the last good one is {self.directory / str(self.latest)}" if self.latest else "there is none yet"
+            raise UserError(
+                f"cannot write checkpoint {self.directory / str(step)}: {why} (it has {disk.size(size)} before "
+                f"compression, and {free} were free); {good}; --resume=auto goes on from there"
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +273,7 @@ class LoadedPRM:
 
 def newest(output_dir: pathlib.Path) -> int | None:
     """Step of the newest complete checkpoint of a run directory, which may not exist; nothing is created."""
-    folder = output_dir / CHECKPOINTS
-    names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
-    return max((int(name) for name in names if name.isdigit()), default=None)  # one being written has a longer name
+    return max(retention.complete(output_dir / CHECKPOINTS), default=None)
 
 
 def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int]:
@@ -191,8 +301,7 @@ def read_meta(run: pathlib.Path, step: int) -> dict[str, Any]:
     Raises:
       UserError: it is missing or damaged.
     """
-    with contextlib.closing(ocp.JsonCheckpointHandler()) as handler, _damaged(run / CHECKPOINTS / str(step)):
-        return dict(handler.restore(epath.Path(run / CHECKPOINTS / str(step) / "meta")))
+    return stored.read_json(run / CHECKPOINTS / str(step), "meta")
 
 
 def load_for_inference(
@@ -217,17 +326,58 @@ def load_for_inference(
         raise UserError(f"{model} has no {PRM_FILE}, which train writes there")
     backbone, raw = hf.read_config(model)
     dtype = compute_dtype(dtype, meta, raw)
-    config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=attention, remat="none")
-
     mesh = mesh or sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
-    shardings = sharding.param_shardings(mesh, param_specs(config))
-    params = abstract_params(config, dtype, shardings)
+    backend = sharding.attention_backend(attention, mesh, backbone, dtype)
+    config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=backend, remat="none")
+    if "lora" in meta:
+        specs = lora.trainable_specs(config, adapters.from_record(meta["lora"]))
+        trainable = _read_params(run, step, abstract_tree(specs, shardings=sharding.param_shardings(mesh, specs)))
+        params = adapters.merged(meta["lora"], trainable, config, dtype, mesh)
+    else:
+        shardings = sharding.param_shardings(mesh, param_specs(config))
+        params = _read_params(run, step, abstract_params(config, dtype, shardings))
     return LoadedPRM(
         config=config,
-        params=_read_params(run, step, params),
+        params=params,
         tokenizer=load_tokenizer(model, encoding.marker, backbone.vocab_size),
         encoding=encoding,
         meta={**meta, "step": step},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedAdapters:
+    """What a run with adapters has trained, not merged into its backbone."""
+
+    config: PRMConfig
+    adapters: Lora
+    backbone: pathlib.Path
+    trainable: Any
+    tokenizer: transformers.PreTrainedTokenizerBase
+    encoding: EncodingConfig
+
+
+def load_adapters(path: str | pathlib.Path) -> LoadedAdapters:
+    """Float32 adapters and head of a run directory or of one of its checkpoints, on one device.
+
+    Raises:
+      UserError: no checkpoint there, one without adapters, or a backbone that is not where it was or is another.
+    """
+    run, step = locate(path)
+    meta, encoding = read_prm(run / MODEL)
+    if encoding is None or "lora" not in meta:
+        raise UserError(f"{run} is no run with adapters (train --lora_rank): it has the whole model only")
+    backbone, _ = hf.read_config(run / MODEL)
+    config, own = PRMConfig(backbone, meta["head"]), adapters.from_record(meta["lora"])
+    specs = lora.trainable_specs(config, own)
+    mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+    return LoadedAdapters(
+        config=config,
+        adapters=own,
+        backbone=adapters.backbone_directory(meta["lora"]),
+        trainable=_read_params(run, step, abstract_tree(specs, shardings=sharding.param_shardings(mesh, specs))),
+        tokenizer=load_tokenizer(run / MODEL, encoding.marker, backbone.vocab_size),
+        encoding=encoding,
     )
 
 
@@ -239,11 +389,7 @@ def _read_params(run: pathlib.Path, step: int, params: Any) -> Any:
 
     directory = epath.Path(run / CHECKPOINTS / str(step) / "state")
     # The item's handler alone: a manager would also want to know the items that are not read here.
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler, _damaged(run / CHECKPOINTS / str(step)):
-        stored = handler.metadata(directory).tree["params"]
-        _require_equal(str(directory.parent), shapes(params), shapes(stored))
-        item = {"params": params}
-        arguments = ocp.args.PyTreeRestore(
-            item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True
-        )
-        return handler.restore(directory, args=arguments)["params"]
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler, stored.damaged(run / CHECKPOINTS / str(step)):
+        tree = handler.metadata(directory).tree
+        stored.require_equal(str(directory.parent), shapes(params), shapes(tree["params"]))
+        return stored_params.read(handler, directory, tree, params)

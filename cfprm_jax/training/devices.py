@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import importlib.util
 import os
 import pathlib
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ def select(platform: str) -> list[jax.Device]:
     Raises:
       UserError: the platform is not there. Nothing ever falls back to the CPU.
     """
+    if _is_cpu(platform):
+        _mallopt({_M_ARENA_MAX: 1})
     if platform == "auto":
         return jax.devices()
     try:
@@ -42,7 +45,7 @@ def select(platform: str) -> list[jax.Device]:
 
 
 # Parameters of glibc's mallopt (malloc.h), and sizes that no buffer of a step reaches.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEEP = {_M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: (1 << 31) - 1}
 
 
@@ -50,22 +53,49 @@ def keep_freed_memory(devices: Sequence[jax.Device]) -> bool:
     """On CPU devices, let the process keep the buffers that it frees for the next step; whether that was possible.
 
     glibc gives large buffers back to the system as soon as they are free, and every step then pays for the page faults
-    of the same buffers again: a quarter of the time of a small model's step. The process holds its peak until it ends.
+    of the same buffers again: a third of the time of a small model's step. The process holds its peak until it ends.
+    The threads that run a step share its memory only if :func:`select` found the devices.
     """
-    if any(device.platform != "cpu" for device in devices):
-        return False
+    return all(device.platform == "cpu" for device in devices) and _mallopt(_KEEP)
+
+
+def _is_cpu(platform: str) -> bool:
+    """Whether the devices will be CPUs, as far as this can be told before JAX looks for any.
+
+    It then makes threads, each of which would have an arena of its own, and arenas of threads give large buffers back
+    whatever keep_freed_memory says. On machines with accelerators the host's own threads are better off with theirs.
+    """
+    if platform != "auto":
+        return platform == "cpu"
+    plugins = any(importlib.util.find_spec(name) for name in ("libtpu", "jax_plugins"))
+    return os.environ.get("JAX_PLATFORMS") == "cpu" or not plugins
+
+
+def _mallopt(parameters: dict[int, int]) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # not glibc
         return False
-    accepted = [mallopt(parameter, value) for parameter, value in _KEEP.items()]
+    accepted = [mallopt(parameter, value) for parameter, value in parameters.items()]
     return all(accepted)
 
 
 def describe(devices: Sequence[jax.Device]) -> str:
     """Kinds and numbers, such as "8 x NVIDIA H100 80GB HBM3 (gpu)"."""
     kinds = collections.Counter(f"{d.device_kind} ({d.platform})" for d in devices)
-    return ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    described = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    processes = len({d.process_index for d in devices})
+    return f"{described} in {processes} processes" if processes > 1 else described
+
+
+def memory(devices: Sequence[jax.Device]) -> dict[str, int | None]:
+    """Bytes in use and at the peak so far, of this process's fullest device; None where devices do not say."""
+    stats = [device.memory_stats() or {} for device in devices if device.process_index == jax.process_index()]
+
+    def most(name: str) -> int | None:
+        return max((s[name] for s in stats if name in s), default=None)
+
+    return {"memory_in_use": most("bytes_in_use"), "memory_peak": most("peak_bytes_in_use")}
 
 
 def unused_accelerator(

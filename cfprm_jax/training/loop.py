@@ -1,5 +1,7 @@
 """The training loop: batch, step, report, evaluate, save, in this order, until the end or a signal.
 
+All processes of a run go through it in step: what one does, all do, at the same step.
+
 Devices run ahead of the host: a step is dispatched, and while it runs the host reports the one before it and prepares
 the next batch. Only an evaluation and a checkpoint wait for the newest step.
 """
@@ -21,7 +23,7 @@ from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.training import sharding
 from cfprm_jax.training.checkpoint import Checkpoints
-from cfprm_jax.training.metrics import MetricLog, Progress
+from cfprm_jax.training.metrics import Log, Progress
 from cfprm_jax.training.step import TrainState
 
 # Sources of a bad batch that its error names; the rest are counted.
@@ -45,13 +47,8 @@ class StopSignal:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
 
-    def __call__(self) -> bool:
-        return self.received is not None
-
-    @property
-    def name(self) -> str:
-        """Of the signal received."""
-        return self.received.name if self.received is not None else "nothing"
+    def __call__(self) -> signal.Signals | None:
+        return self.received
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopSignal]:
@@ -67,7 +64,8 @@ class StopSignal:
             yield self
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                # None stands for one that was not set from Python, and cannot be put back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +78,8 @@ class Job:
     num_steps: int
     config: RunConfig
     meta: Mapping[str, Any]  # stored in every checkpoint
+    flops: Callable[[Batch], float]  # that the model needs for a step on a batch
+    measure: Callable[[], Mapping[str, Any]]  # more figures for the log, such as the devices' memory
 
 
 class Outcome(NamedTuple):
@@ -105,50 +105,66 @@ def train(
     start_step: int,
     batches: BatchIterator,
     checkpoints: Checkpoints,
-    log: MetricLog,
+    log: Log,
     progress: Progress,
     stop: Callable[[], bool],
+    evaluated: bool = True,
 ) -> Outcome:
     """Run steps start_step + 1 .. num_steps.
 
-    There is a checkpoint every checkpoint_every steps, at the end, and where the signal came.
+    There is a checkpoint every checkpoint_every steps, after an evaluation that is the best so far (where the best is
+    kept), at the end, and where the signal came.
+
+    Args:
+      stop: whether to stop; asked by all processes alike, and the same for all.
+      evaluated: False if the state was saved when a signal had ended its evaluation, which then comes first.
 
     Raises:
-      UserError: a loss or gradient that is not finite, with step, sources of the batch and the last good checkpoint.
+      UserError: a loss or gradient that is not finite, with step, sources of the batch and the last good checkpoint; or
+        a checkpoint or a figure that cannot be written.
     """
-    config, step, evaluation = job.config, start_step, None
+    config, step, evaluation, stopping = job.config, start_step, None, False
     pending: _Pending | None = None
 
     def report() -> None:
         nonlocal pending
         if pending is not None:
-            _report(pending, checkpoints, log, progress, config.log_every)
+            _report(pending, job, checkpoints, log, progress)
             pending = None
 
-    while step < job.num_steps:
+    def evaluate() -> dict[str, float] | None:
+        found = job.evaluate(state.params, stop)
+        if found is not None:
+            log.write(step, found, board="eval", prefix="eval_")
+            progress.say(f"step {step}: held-out {describe(found)}")
+        return found
+
+    def due() -> bool:
+        return step > 0 and (step == job.num_steps or _divides(config.eval_every, step))
+
+    if due() and not evaluated:
+        evaluation = evaluate()
+    while step < job.num_steps and not stopping:
         batch = next(batches)
         state, metrics = job.train_step(state, sharding.put_batch(batch.packed, job.shardings))
         step += 1
         report()
         pending = _Pending(step, batch, metrics)
+        checkpoints.check()
 
-        stopping, last = stop(), step == job.num_steps
-        evaluate_now = not stopping and (last or _divides(config.eval_every, step))
-        save_now = last or stopping or _divides(config.checkpoint_every, step)
+        stopping, evaluation = stop(), None
+        evaluate_now = due() and not stopping
+        save_now = stopping or step == job.num_steps or _divides(config.checkpoint_every, step)
         if evaluate_now or save_now:
             report()  # so that no state is saved whose loss was not finite
         if evaluate_now:
-            evaluation = job.evaluate(state.params, stop)
-            if evaluation is not None:
-                log.write(step, {f"eval_{name}": value for name, value in evaluation.items()}, board="eval")
-                progress.say(f"step {step}: held-out {describe(evaluation)}")
-            save_now = save_now or stop()
+            evaluation = evaluate()
+            stopping = stop()
+            save_now = save_now or stopping or checkpoints.improves(evaluation)
         if save_now:
             checkpoints.save(step, state, batches.get_state(), {**job.meta, "step": step, "metrics": evaluation})
-        if save_now and stop():
-            break
     checkpoints.wait()
-    return Outcome(state, step, stop(), evaluation)
+    return Outcome(state, step, stopping, evaluation)
 
 
 def describe(evaluation: Mapping[str, float]) -> str:
@@ -165,7 +181,7 @@ def _divides(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _report(pending: _Pending, checkpoints: Checkpoints, log: MetricLog, progress: Progress, log_every: int) -> None:
+def _report(pending: _Pending, job: Job, checkpoints: Checkpoints, log: Log, progress: Progress) -> None:
     """Wait for a step's metrics, refuse them if they are not finite, else write and show them."""
     step, batch = pending.step, pending.batch
     metrics = {name: float(value) for name, value in jax.device_get(pending.metrics).items()}
@@ -189,7 +205,8 @@ def _report(pending: _Pending, checkpoints: Checkpoints, log: MetricLog, progres
         "trajectories": batch.trajectories,
         "tokens_computed": batch.tokens_computed,
         "tokens_expanded": batch.tokens_expanded,
-        **progress.advance(step, batch.tokens_computed, batch.tokens_expanded),
+        **progress.advance(step, batch.tokens_computed, batch.tokens_expanded, job.flops(batch)),
+        **job.measure(),
     }
-    log.write(step, values, board="train" if step % log_every == 0 else "")
+    log.write(step, values, board="train" if _divides(job.config.log_every, step) else "")
     progress.show(step, values)

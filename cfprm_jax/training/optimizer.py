@@ -1,23 +1,48 @@
-"""AdamW on float32 masters, its learning rate over the run, and clipping by the global norm.
+"""AdamW, its learning rate over the run, and clipping by the global norm.
 
-Parameters are float32; the model casts them to its compute type. At the learning rates of fine-tuning (2e-6) an update
-is far below half a unit in the last place of a bfloat16 weight, so bfloat16 parameters would not move at all.
+The arithmetic is float32 whatever the gradients are, on float32 masters: at the learning rates of fine-tuning (2e-6) an
+update is far below half a unit in the last place of a bfloat16 weight, so bfloat16 parameters would not move at all.
+How masters and moments are held between steps is :mod:`cfprm_jax.training.slots`. Each parameter, and each layer of a
+large one, is updated in its own memory, so no second copy of anything exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
 from cfprm_jax.config import OptimizerConfig
+from cfprm_jax.models.parameters import ParamSpec, walk
+from cfprm_jax.training import slots
+from cfprm_jax.training.slots import Compact, Draw, Moments, Plain
+
+Schedule = Callable[[Any], Any]
+"""Optimizer steps done -> learning rate of the next."""
+
+# A layer with at least so many parameters is updated in a turn of a loop of its own, which bounds the float32
+# temporaries; below that the loop costs more than they do.
+_LARGE_LAYER = 1 << 20
 
 
-def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+class Optimizer(Protocol):
+    """What the train step asks of an optimizer. Trees are nested dicts of the parameters' structure."""
+
+    def init(self, masters: Any) -> tuple[Any, Any]:
+        """Float32 parameters -> (params, opt_state) before the first step."""
+
+    def update(self, grads: Any, scale: Any, params: Any, opt_state: Any, step: Any) -> tuple[Any, Any]:
+        """The next (params, opt_state), for gradients that are to be multiplied by scale; step are those done."""
+
+    def shardings(self, params: Any) -> Any:
+        """Where opt_state lives, given where the parameters do."""
+
+
+def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
     """The rate of optimizer step k = 0 .. num_steps - 1, exact to the length of the run.
 
     With W = round(warmup_fraction * num_steps): (k + 1) / W of the peak for k < W, so that already the first step moves
@@ -41,30 +66,129 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
     return rate
 
 
-def decay_mask(specs: Any) -> Any:
-    """True for what weight decay applies to: matrices, not embeddings, biases and norms."""
-    if isinstance(specs, Mapping):
-        return {name: decay_mask(spec) for name, spec in specs.items()}
-    return specs.kind == "matrix"
+def global_norm(grads: Any) -> Float[Array, ""]:
+    """The Euclidean norm of all gradients together, summed in float32."""
+    squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(grads)]
+    return jnp.sqrt(sum(squares, start=jnp.float32(0.0)))
 
 
-def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule, specs: Any) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019) with decoupled decay of matrices; its gradients come clipped already.
+def clip_scale(norm: Float[Array, ""], max_norm: float) -> Float[Array, ""]:
+    """What brings gradients of this global norm down to max_norm: at most 1; max_norm 0 is off."""
+    if not max_norm:
+        return jnp.float32(1.0)
+    return jnp.minimum(1.0, max_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+
+
+def add_gradients(total: Any, grads: Any, draw: Any) -> Any:
+    """total + grads, leaf by leaf in their types (nested dicts).
+
+    A sum in bfloat16, which costs half of what one in float32 does, is rounded up or down at random: without bias, and
+    after a few parts within the rounding of the gradients themselves.
 
     Args:
-      schedule: the learning rate by step.
-      specs: descriptions of the parameters, a nested dict of their structure.
+      draw: int32, another one for each sum of a run.
     """
-    return optax.chain(
-        optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2, eps=config.adam_eps),
-        optax.add_decayed_weights(config.weight_decay, mask=decay_mask(specs)),
-        optax.scale_by_learning_rate(schedule),
-    )
+
+    def add(name: str, total: Any, grad: Any) -> Any:
+        if isinstance(total, Mapping):
+            return {key: add(f"{name}.{key}", total[key], grad[key]) for key in total}
+        if total.dtype != jnp.bfloat16:
+            return total + grad
+        exact = total.astype(jnp.float32) + grad.astype(jnp.float32)
+        return slots.round_at_random(exact, Draw(draw, slots.places(name, total.shape)))
+
+    return add("gradients", total, grads)
 
 
-def clip(grads: Any, norm: Float[Array, ""], max_norm: float) -> Any:
-    """Gradients scaled down to a global norm of max_norm where norm, theirs, is above it; max_norm 0 is off."""
-    if not max_norm:
-        return grads
-    scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    return jax.tree.map(lambda g: g * scale, grads)
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019): decoupled decay, of matrices only, not embeddings, biases and norms.
+
+    Attributes:
+      formats: name of a parameter -> how it is held.
+    """
+
+    def __init__(self, config: OptimizerConfig, schedule: Schedule, specs: Any):
+        """The optimizer of parameters with these specs (a nested dict of their structure)."""
+        self._config, self._schedule, self._specs = config, schedule, specs
+        compact = Compact.of(config.adam_b1, config.adam_b2)
+        self.formats: dict[str, Plain | Compact] = {
+            name: compact if config.optimizer == "adamw_compact" and _is_large(spec) else Plain()
+            for name, spec in walk(specs)
+        }
+
+    def init(self, masters: Any) -> tuple[Any, Any]:
+        held = self._map(lambda name, spec, master: self.formats[name].hold(master), masters)
+        return _first(held), _second(held)
+
+    def masters(self, params: Any, opt_state: Any) -> Any:
+        """The float32 parameters."""
+        return self._map(lambda name, spec, *held: self.formats[name].master(*held), params, opt_state)
+
+    def shardings(self, params: Any) -> Any:
+        return self._map(lambda name, spec, sharding: self.formats[name].shardings(sharding), params)
+
+    def update(self, grads: Any, scale: Any, params: Any, opt_state: Any, step: Any) -> tuple[Any, Any]:
+        new = functools.partial(self._update_one, scale=scale, step=step)
+        updated = self._map(new, grads, params, opt_state)
+        return _first(updated), _second(updated)
+
+    def _update_one(
+        self, name: str, spec: ParamSpec, grad: Any, param: Any, slot: Any, *, scale: Any, step: Any
+    ) -> tuple[Any, Any]:
+        """The next (param, slot) of one parameter."""
+        held = self.formats[name]
+
+        def part(grad: Any, param: Any, slot: Any, layer: Any) -> tuple[Any, Any]:
+            moments = self._adamw(held.load(param, slot), grad.astype(jnp.float32) * scale, spec.kind == "matrix", step)
+            return held.store(moments, Draw(step, slots.places(name, grad.shape, layer)))
+
+        if not spec.stacked or grad[0].size < _LARGE_LAYER:
+            return part(grad, param, slot, None)
+
+        def one_layer(layer: Any, carry: Any) -> Any:
+            # In place: XLA reads a layer of the carry and writes it back, where a scan would fill a second array.
+            own_grad, own_param, own_slot = jax.tree.map(
+                lambda x: jax.lax.dynamic_index_in_dim(x, layer, keepdims=False), (grad, *carry)
+            )
+            put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=layer, axis=0)
+            return jax.tree.map(put, carry, part(own_grad, own_param, own_slot, layer))
+
+        return jax.lax.fori_loop(0, grad.shape[0], one_layer, (param, slot))
+
+    def _adamw(self, old: Moments, grad: Any, decays: bool, step: Any) -> Moments:
+        """One step, all float32."""
+        b1, b2, eps = self._config.adam_b1, self._config.adam_b2, self._config.adam_eps
+        first = b1 * old.first + (1.0 - b1) * grad
+        second = b2 * old.second + (1.0 - b2) * jnp.square(grad)
+        done = jnp.asarray(step + 1, jnp.float32)
+        update = (first / (1.0 - b1**done)) / (jnp.sqrt(second / (1.0 - b2**done)) + eps)
+        if decays and self._config.weight_decay:
+            update += self._config.weight_decay * old.master
+        return Moments(old.master - self._schedule(step) * update, first, second)
+
+    def _map(self, function: Callable[..., Any], *trees: Any) -> Any:
+        """function(name, spec, leaf of each tree, ...) of every parameter."""
+
+        def over(specs: Any, prefix: str, *trees: Any) -> Any:
+            if isinstance(specs, Mapping):
+                return {key: over(specs[key], f"{prefix}{key}.", *(tree[key] for tree in trees)) for key in specs}
+            return function(prefix.removesuffix("."), specs, *trees)
+
+        return over(self._specs, "", *trees)
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda pair: pair[0], tree, is_leaf=_is_pair)
+
+
+def _second(tree: Any) -> Any:
+    return jax.tree.map(lambda pair: pair[1], tree, is_leaf=_is_pair)
+
+
+def _is_pair(x: Any) -> bool:
+    return type(x) is tuple
+
+
+def _is_large(spec: ParamSpec) -> bool:
+    """Whether holding it in fewer bytes is worth anything: matrices and embeddings that have the run's type."""
+    return spec.kind in ("matrix", "embedding") and spec.dtype is None

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import Mesh
 
 from cfprm_jax import losses
 from cfprm_jax.config import LossConfig, OptimizerConfig
 from cfprm_jax.data.packing import PackedBatch
-from cfprm_jax.models import parameters, prm
+from cfprm_jax.errors import UserError
+from cfprm_jax.models import lora, parameters, prm
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.lora import Lora
 from cfprm_jax.training import optimizer, sharding, step
+from cfprm_jax.training.optimizer import AdamW
 from cfprm_jax.training.step import TrainState
 
 
@@ -26,49 +28,80 @@ class Program:
 
     Attributes:
       network: the PRM that is trained.
-      specs: descriptions of its parameters, a nested dict.
+      specs: descriptions of the parameters that are trained, a nested dict.
       param_shardings: where each of them lives.
       tx: the optimizer.
       state_shardings: of a TrainState.
       batch_shardings: of a PackedBatch.
       train_step: (state, batch) -> (state, metrics); the state is donated.
       eval_step: (params, batch) -> (z [trajectories, steps], total, count).
+
+    Of a run with adapters the steps take the frozen parameters as a third argument, until :meth:`bind` has given them.
     """
 
     network: PRMConfig
     specs: Any
     param_shardings: Any
-    tx: optax.GradientTransformation
+    tx: AdamW
     state_shardings: TrainState
     batch_shardings: PackedBatch
-    train_step: Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]]
-    eval_step: Callable[[Any, PackedBatch], tuple[jax.Array, jax.Array, jax.Array]]
+    train_step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+    eval_step: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+
+    def bind(self, frozen: Any) -> Program:
+        """The program whose steps have their frozen parameters, which are never donated."""
+        return dataclasses.replace(
+            self,
+            train_step=lambda state, batch: self.train_step(state, batch, frozen),
+            eval_step=lambda params, batch: self.eval_step(params, batch, frozen),
+        )
 
     def init_state(self, params: Any) -> TrainState:
-        """The state before the first step, which takes these parameters over."""
+        """The state before the first step, of these float32 parameters."""
         return step.init_state(params, self.tx, self.state_shardings)
 
     def abstract_state(self) -> TrainState:
         """Shapes, types and shardings of a state: what a checkpoint is restored onto."""
-        return step.abstract_state(self.tx, self.network, self.state_shardings)
+        return step.abstract_state(self.tx, self.specs, self.state_shardings)
 
 
-def build(network: PRMConfig, loss: LossConfig, options: OptimizerConfig, num_steps: int, mesh: Mesh) -> Program:
-    """The program of a run of num_steps optimizer steps.
+def build(
+    network: PRMConfig,
+    loss: LossConfig,
+    options: OptimizerConfig,
+    num_steps: int,
+    mesh: Mesh,
+    adapters: Lora | None = None,
+) -> Program:
+    """The program of a run of num_steps optimizer steps, which trains the whole network or adapters and head.
 
     Raises:
-      UserError: the mesh does not divide a parameter's dimension.
+      UserError: the mesh does not divide a parameter's dimension, or --optimizer=adamw_compact with float32 compute or
+        adapters.
     """
-    specs = parameters.param_specs(network)
+    if options.optimizer == "adamw_compact" and adapters is not None:
+        raise UserError("--optimizer=adamw_compact saves nothing beside --lora_rank: choose --optimizer=adamw")
+    if options.optimizer == "adamw_compact" and network.dtype != "bfloat16":
+        raise UserError(
+            f"--optimizer=adamw_compact computes with bfloat16 weights, and --dtype={network.dtype} asks for more; "
+            "choose --optimizer=adamw"
+        )
+    specs = parameters.param_specs(network) if adapters is None else lora.trainable_specs(network, adapters)
     param_shardings = sharding.param_shardings(mesh, specs)
     schedule = optimizer.learning_rate_schedule(options, num_steps)
-    tx = optimizer.make_optimizer(options, schedule, specs)
-    forward = functools.partial(prm.apply, network, constrain=sharding.constrain_activations(mesh))
+    tx = AdamW(options, schedule, specs)
+    forward: step.Forward = functools.partial(prm.apply, network, constrain=sharding.constrain_activations(mesh))
+    frozen_shardings = None
+    if adapters is not None:
+        forward = functools.partial(_adapted, forward, adapters.scale)
+        frozen_shardings = sharding.param_shardings(mesh, lora.frozen_specs(network))
     loss_function = losses.loss_function(loss)
-    state_shardings = step.state_shardings(tx, parameters.abstract_params(network), param_shardings, mesh)
-    train_step = functools.partial(
-        step.train_step, forward=forward, loss=loss_function, config=options, tx=tx, schedule=schedule
-    )
+    state_shardings = step.state_shardings(tx, param_shardings, mesh)
+
+    def train_step(state: TrainState, batch: PackedBatch, *frozen: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        own = functools.partial(_with_frozen, forward, *frozen) if frozen else forward
+        return step.train_step(state, batch, forward=own, loss=loss_function, config=options, tx=tx, schedule=schedule)
+
     return Program(
         network=network,
         specs=specs,
@@ -76,6 +109,15 @@ def build(network: PRMConfig, loss: LossConfig, options: OptimizerConfig, num_st
         tx=tx,
         state_shardings=state_shardings,
         batch_shardings=sharding.batch_shardings(mesh),
-        train_step=step.jit_train_step(train_step, state_shardings, mesh),
-        eval_step=step.jit_eval_step(forward, loss_function, param_shardings, mesh),
+        train_step=step.jit_train_step(train_step, state_shardings, mesh, frozen_shardings),
+        eval_step=step.jit_eval_step(forward, loss_function, param_shardings, mesh, frozen_shardings),
     )
+
+
+def _adapted(forward: step.Forward, scale: float, parts: tuple[Any, Any], *inputs: Any) -> Any:
+    """forward of (frozen, trainable)."""
+    return forward(lora.combine(*parts, scale), *inputs)
+
+
+def _with_frozen(forward: step.Forward, frozen: Any, params: Any, *inputs: Any) -> Any:
+    return forward((frozen, params), *inputs)

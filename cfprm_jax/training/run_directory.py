@@ -16,7 +16,7 @@ import fcntl
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import transformers
@@ -124,12 +124,14 @@ def write_model(
     loss: LossConfig,
     granularity: GranularityConfig,
     source: pathlib.Path | None = None,
+    lora: Mapping[str, Any] | None = None,
 ) -> None:
     """model/: all that scoring and export need beside the weights.
 
     Args:
       backbone_config: config.json of the backbone as it was read.
       source: directory of the backbone, whose generation_config.json is kept if it has one.
+      lora: adapters and where their backbone is, of a run that trains adapters.
     """
     directory = output_dir / MODEL
     directory.mkdir(parents=True, exist_ok=True)
@@ -146,4 +148,6 @@ def write_model(
         "granularities": list(granularity.stages),
         "schedule": granularity.schedule,
     }
+    if lora is not None:
+        prm["lora"] = dict(lora)
     (directory / PRM_FILE).write_text(json.dumps(prm, indent=2) + "\n")

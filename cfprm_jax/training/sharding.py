@@ -7,19 +7,23 @@ parallelism: XLA's partitioner derives the collectives. Batches are split by row
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.config import DeviceConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
+from cfprm_jax.models import attention
+from cfprm_jax.models.activations import Axes, Placement
+from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.models.parameters import ParamSpec
+from cfprm_jax.training import split_embedding
 
 MESH_AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
@@ -132,33 +136,57 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def optimizer_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any) -> Any:
-    """The sharding of every leaf of the optimizer's state: that of its parameter, or replicated (counters).
+@dataclasses.dataclass(frozen=True)
+class MeshPlacement(Placement):
+    """Pins activations to the devices of their rows, so that weights are gathered and not activations."""
 
-    Given to jit for init and step: without it XLA replicates the state, and compiles the step a second time.
+    mesh: Mesh
 
-    Args:
-      params: abstract or real parameters.
-      shardings: theirs, as from :func:`param_shardings`.
+    def __call__(self, activation: jax.Array, axes: Axes) -> jax.Array:
+        return jax.lax.with_sharding_constraint(activation, NamedSharding(self.mesh, _activation_spec(axes)))
+
+    def per_device(self, function: Callable[..., Any], inputs: tuple[Axes, ...], output: Axes) -> Callable[..., Any]:
+        if self.mesh.size == 1:
+            return function
+        # Kernels say nothing of how their results vary over the mesh, which check_vma would ask of them.
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=tuple(_activation_spec(axes) for axes in inputs),
+            out_specs=_activation_spec(output),
+            check_vma=False,
+        )
+
+    def embed(self, table: jax.Array, tokens: jax.Array, dtype: Any) -> jax.Array:
+        if self.mesh.shape["fsdp"] * self.mesh.shape["tensor"] == 1 or len(tokens) % row_multiple(self.mesh):
+            return super().embed(table, tokens, dtype)
+        return split_embedding.take(table, tokens, dtype, self.mesh)
+
+
+def _activation_spec(axes: Axes) -> PartitionSpec:
+    return PartitionSpec(*(None if axis is None else ACTIVATION_RULES[axis] for axis in axes))
+
+
+def constrain_activations(mesh: Mesh) -> Placement:
+    """The placement of activations on a mesh."""
+    return MeshPlacement(mesh)
+
+
+def attention_backend(backend: str, mesh: Mesh, backbone: Qwen2Config, dtype: str) -> str:
+    """What --attention stands for on the devices of a mesh, which need not be this machine's.
+
+    Raises:
+      UserError: a backend that cannot compute this network there.
     """
-    everywhere = replicated(jax.tree.leaves(shardings)[0].mesh)
-    return optax.tree.map_params(
-        tx,
-        lambda _, sharding: sharding,
-        jax.eval_shape(tx.init, params),
-        shardings,
-        transform_non_params=lambda _: everywhere,
+    return attention.resolve(
+        backend,
+        mesh.devices.flat[0].platform,
+        dtype,
+        heads=backbone.num_attention_heads,
+        kv_heads=backbone.num_key_value_heads,
+        head_dim=backbone.head_dim,
+        head_parts=mesh.shape["tensor"],
     )
-
-
-def constrain_activations(mesh: Mesh) -> Callable[[jax.Array, tuple[str | None, ...]], jax.Array]:
-    """What pins the residual stream to the devices of its rows, so that weights are gathered and not activations."""
-
-    def constrain(activation: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        spec = PartitionSpec(*(None if axis is None else ACTIVATION_RULES[axis] for axis in axes))
-        return jax.lax.with_sharding_constraint(activation, NamedSharding(mesh, spec))
-
-    return constrain
 
 
 def batch_shardings(mesh: Mesh) -> PackedBatch:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
@@ -21,8 +20,8 @@ from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.losses import Loss
 from cfprm_jax.models import parameters
-from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.training import optimizer, sharding
+from cfprm_jax.training.optimizer import Optimizer, Schedule
 
 Forward = Callable[..., Float[Array, "rows length"]]
 """(params, tokens, positions, subtree_end) -> z, the head's output at every token."""
@@ -31,7 +30,7 @@ Forward = Callable[..., Float[Array, "rows length"]]
 class TrainState(NamedTuple):
     """All that a step changes, and with the data's state all that a checkpoint holds."""
 
-    params: Any  # float32, nested dict
+    params: Any  # what the network computes with: float32, or bfloat16 as the optimizer holds them; nested dict
     opt_state: Any
     step: Any  # int32 scalar, optimizer steps done
 
@@ -82,8 +81,8 @@ def train_step(
     forward: Forward,
     loss: Loss,
     config: OptimizerConfig,
-    tx: optax.GradientTransformation,
-    schedule: optax.Schedule,
+    tx: Optimizer,
+    schedule: Schedule,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """One optimizer step. Metrics are float32 scalars; a mean over nothing is NaN."""
     labels = jnp.asarray(batch.labels)
@@ -100,18 +99,20 @@ def train_step(
         (value, sums), grads = value_and_grad(state.params, batch)
     else:
 
-        def add(carry: Any, part: PackedBatch) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, carry, value_and_grad(state.params, part)), None
+        def add(carry: Any, numbered: tuple[jax.Array, PackedBatch]) -> tuple[Any, None]:
+            (values, grads), (number, part) = carry, numbered
+            new_values, new_grads = value_and_grad(state.params, part)
+            drawn = state.step * config.accumulation + number
+            return (jax.tree.map(jnp.add, values, new_values), optimizer.add_gradients(grads, new_grads, drawn)), None
 
         parts = split_rows(batch, config.accumulation)
         shapes = jax.eval_shape(value_and_grad, state.params, jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        ((value, sums), grads), _ = jax.lax.scan(add, zeros, parts)
+        ((value, sums), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(config.accumulation), parts))
 
-    grad_norm = optax.tree.norm(grads)
-    grads = optimizer.clip(grads, grad_norm, config.max_grad_norm)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    grad_norm = optimizer.global_norm(grads)
+    scale = optimizer.clip_scale(grad_norm, config.max_grad_norm)
+    params, opt_state = tx.update(grads, scale, state.params, state.opt_state, state.step)
 
     metrics = {
         "loss": value,
@@ -125,51 +126,64 @@ def train_step(
     return TrainState(params, opt_state, state.step + 1), metrics
 
 
-def init_state(params: Any, tx: optax.GradientTransformation, shardings: TrainState) -> TrainState:
-    """The state before the first step; the optimizer's part is born sharded."""
-    opt_state = jax.jit(tx.init, out_shardings=shardings.opt_state)(params)
+def init_state(masters: Any, tx: Optimizer, shardings: TrainState) -> TrainState:
+    """The state before the first step, of float32 parameters; it is born sharded."""
+    init = jax.jit(tx.init, out_shardings=(shardings.params, shardings.opt_state))
+    params, opt_state = init(masters)
     return TrainState(params, opt_state, jax.device_put(jnp.zeros((), jnp.int32), shardings.step))
 
 
-def state_shardings(tx: optax.GradientTransformation, params: Any, param_shardings: Any, mesh: Mesh) -> TrainState:
-    """The sharding of every leaf of a state. params may be abstract."""
-    return TrainState(
-        param_shardings, sharding.optimizer_shardings(tx, params, param_shardings), sharding.replicated(mesh)
-    )
+def state_shardings(tx: Optimizer, param_shardings: Any, mesh: Mesh) -> TrainState:
+    """The sharding of every leaf of a state.
+
+    Given to jit for init and step: without it XLA replicates the optimizer's state, and compiles the step twice.
+    """
+    return TrainState(param_shardings, tx.shardings(param_shardings), sharding.replicated(mesh))
 
 
-def abstract_state(tx: optax.GradientTransformation, config: PRMConfig, shardings: TrainState) -> TrainState:
-    """Shapes, types and shardings of a state: what a checkpoint is restored onto."""
-    params = parameters.abstract_params(config)
-    shapes = jax.eval_shape(lambda p: TrainState(p, tx.init(p), jnp.zeros((), jnp.int32)), params)
+def abstract_state(tx: Optimizer, specs: Any, shardings: TrainState) -> TrainState:
+    """Shapes, types and shardings of a state of parameters with these specs: what a checkpoint is restored onto."""
+    masters = parameters.abstract_tree(specs)
+    params, opt_state = jax.eval_shape(tx.init, masters)
+    shapes = TrainState(params, opt_state, jax.ShapeDtypeStruct((), jnp.int32))
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
 def jit_train_step(
-    step: Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]],
+    step: Callable[..., tuple[TrainState, dict[str, jax.Array]]],
     shardings: TrainState,
     mesh: Mesh,
-) -> Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]]:
-    """The step compiled once for each shape of a batch; the state's memory is used again for the new state."""
+    frozen_shardings: Any = None,
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """The step compiled once for each shape of a batch; the state's memory is used again for the new state.
+
+    Args:
+      step: (state, batch), and with frozen_shardings (state, batch, frozen), of parameters that are not trained.
+    """
+    frozen = () if frozen_shardings is None else (frozen_shardings,)
     return jax.jit(
         step,
-        in_shardings=(shardings, sharding.batch_shardings(mesh)),
+        in_shardings=(shardings, sharding.batch_shardings(mesh), *frozen),
         out_shardings=(shardings, sharding.replicated(mesh)),
         donate_argnums=0,
     )
 
 
 def jit_eval_step(
-    forward: Forward, loss: Loss, param_shardings: Any, mesh: Mesh
-) -> Callable[[Any, PackedBatch], tuple[jax.Array, jax.Array, jax.Array]]:
-    """(params, batch) -> (z [trajectories, steps], total, count)."""
+    forward: Forward, loss: Loss, param_shardings: Any, mesh: Mesh, frozen_shardings: Any = None
+) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+    """(params, batch) -> (z [trajectories, steps], total, count).
 
-    def step(params: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array, jax.Array]:
-        z = step_scores(forward, params, batch)
+    With frozen_shardings (params, batch, frozen), and forward is called with (frozen, params) for params.
+    """
+    with_frozen = () if frozen_shardings is None else (frozen_shardings,)
+
+    def step(params: Any, batch: PackedBatch, *frozen: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        z = step_scores(forward, (*frozen, params) if frozen else params, batch)
         return z, *loss(z, jnp.asarray(batch.labels))
 
     return jax.jit(
         step,
-        in_shardings=(param_shardings, sharding.batch_shardings(mesh)),
+        in_shardings=(param_shardings, sharding.batch_shardings(mesh), *with_frozen),
         out_shardings=sharding.replicated(mesh),
     )

@@ -14,12 +14,12 @@ from cfprm_jax.models.config import PRMConfig
 _SHAPES_NAMED = 6
 
 
-def model(config: PRMConfig, directory: str) -> str:
-    """Size and form of the network."""
+def model(config: PRMConfig, directory: str, weights: str = "float32") -> str:
+    """Size and form of the network, whose weights are held in a type."""
     net = config.backbone
     return (
         f"{directory}: {parameters.count(config):,} parameters, {net.num_hidden_layers} layers of {net.hidden_size}, "
-        f"{config.head} head; float32 weights, computed in {config.dtype}, attention {config.attention}, "
+        f"{config.head} head; {weights} weights, computed in {config.dtype}, attention {config.attention}, "
         f"remat {config.remat}"
     )
 

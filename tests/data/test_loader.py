@@ -107,6 +107,26 @@ class TestPlan:
             tokens = [corpus[granularity][i].tokens.tolist() for granularity, i in visited]
             assert all(a <= b for a, b, x, y in zip(tokens, tokens[1:], runs, runs[1:], strict=False) if x == y)
 
+    @pytest.mark.parametrize("chunk", [1, 3, 1000])
+    @pytest.mark.parametrize("schedule", ["coarse_to_fine", "shuffled"])
+    def test_a_record_is_cut_into_runs_that_stay_together(self, corpus, schedule, chunk):
+        config = GranularityConfig(c_max=2, schedule=schedule)
+        whole = BatchPlan(corpus, config, "tree", 8, 0)
+        cut = BatchPlan(corpus, config, "tree", 8, 0, chunk)
+        for key, batches in members(cut).items():
+            visited = list(itertools.chain(*batches))
+            assert sorted(visited) == sorted(itertools.chain(*members(whole)[key]))
+            place = {member: k for k, member in enumerate(visited)}
+            records = collections.defaultdict(list)
+            for granularity, i in itertools.chain(*members(whole)[key]):
+                records[granularity, corpus.source(granularity, i)].append(place[granularity, i])
+            for places in records.values():
+                for first in range(0, len(places), chunk):
+                    run = places[first : first + chunk]
+                    assert run == list(range(run[0], run[0] + len(run)))
+            if chunk == 1000:
+                assert batches == members(whole)[key]
+
     def test_sequence_shuffles_trajectories_independently(self, corpus):
         (visited, *_) = [
             list(itertools.chain(*b)) for b in members(plan(corpus, "sequence", GranularityConfig())).values()

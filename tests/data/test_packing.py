@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from cfprm_jax.config import PackingConfig
 from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import forest_of, pack, tokens_placed
-from cfprm_jax.data.partition import divide, separate_forest, shared_forest
+from cfprm_jax.data.partition import common_prefix, divide, longest_first, separate_forest, shared_forest
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes, row_lengths
 from cfprm_jax.errors import UserError
 
@@ -128,6 +130,24 @@ def test_a_division_holds_everything_once_and_within_its_rows(encoded, rows, spa
             assert (distinct_prefixes(members) if forest.common or forest.shared.any() else whole) <= length
 
 
+@given(families)
+def test_the_deepest_branch_of_every_node_comes_first(encoded):
+    forest = shared_forest([one.tokens for one in encoded])
+    order, shared = longest_first(forest.lengths, forest.shared[1:])
+    assert sorted(order.tolist()) == list(range(len(encoded)))
+    sequences = [encoded[i].tokens for i in forest.order[order]]
+    assert shared.tolist() == [common_prefix(a, b) for a, b in itertools.pairwise(sequences)]
+    # Depth first: in whatever order, the distinct prefixes are as many.
+    assert forest.lengths.sum() - shared.sum() == forest.size
+    for place, sequence in enumerate(sequences):
+        before = shared[place - 1] if place else -1
+        for later in range(place + 1, len(sequences)):
+            # Until a node nearer to the root than this branch, no branch goes deeper than it.
+            if shared[later - 1] < before:
+                break
+            assert len(sequences[later]) <= len(sequence)
+
+
 def test_a_record_in_exact_arrays():
     """[1 2|] with the branches [3|], [4|[5|]] and a tree of its own, [7|]; | is the marker."""
     encoded = [
@@ -137,10 +157,10 @@ def test_a_record_in_exact_arrays():
         solution([1, 2], [[], [4]], [1.0, 1.0]),
     ]
     batch = pack(encoded, "tree", RowShapes(((1, 12),)), trajectories=5, steps=3)
-    assert batch.tokens.tolist() == [[1, 2, 9, 3, 9, 4, 9, 5, 9, 7, 9, 0]]
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1, 0]]
-    assert batch.subtree_end.tolist() == [[9, 9, 9, 5, 5, 9, 9, 9, 9, 11, 11, 12]]
-    assert batch.step_positions.tolist() == [[2, 6, 8], [10, 0, 0], [2, 4, 0], [2, 6, 0], [0, 0, 0]]
+    assert batch.tokens.tolist() == [[1, 2, 9, 4, 9, 5, 9, 3, 9, 7, 9, 0]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 3, 4, 0, 1, 0]]
+    assert batch.subtree_end.tolist() == [[9, 9, 9, 7, 7, 7, 7, 9, 9, 11, 11, 12]]
+    assert batch.step_positions.tolist() == [[2, 4, 6], [10, 0, 0], [2, 8, 0], [2, 4, 0], [0, 0, 0]]
     nan = np.nan
     expected = [[1, 0.5, nan], [0.25, nan, nan], [1, 0, nan], [1, 1, nan], [nan, nan, nan]]
     np.testing.assert_array_equal(batch.labels, np.array(expected, np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 
 from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.best_of_n import aggregate, evaluate, make_pool, subsets
+from cfprm_jax.evaluation.best_of_n import chosen, majority, outcomes, rows, subsets
 from cfprm_jax.evaluation.candidates import Candidate, Question, read_candidates
+from cfprm_jax.evaluation.grading import Grader
+from cfprm_jax.evaluation.pool import aggregate, make_pool
 
 
 def candidate(scores, correct=False, predicted="x", logits=None):
@@ -33,9 +36,19 @@ def question(*candidates, name="q"):
     return Question(name, "?", "x", candidates, f"c.jsonl:{name}")
 
 
+def pool_of(questions, aggregations=AGGREGATIONS):
+    return make_pool(Grader("none").judge(questions), aggregations)
+
+
+def evaluate(pool, n, draws, seed, resamples):
+    """The rows over all questions."""
+    everything = np.ones((1, len(pool.ids)), bool)
+    return rows(outcomes(pool, n, draws, seed, everything), everything, 0, resamples, seed)
+
+
 def accuracies(questions, n=(1,), draws=0, seed=0, aggregations=AGGREGATIONS):
-    rows = evaluate(make_pool(questions, aggregations, "none"), n, draws, seed, 200)
-    return {(row.n, row.method, row.aggregation): row.accuracy for row in rows}
+    found = evaluate(pool_of(questions, aggregations), n, draws, seed, 200)
+    return {(row.n, row.method, row.aggregation): row.accuracy for row in found}
 
 
 def test_published_candidates_give_the_published_accuracies(shared):
@@ -175,7 +188,7 @@ def test_a_score_of_zero_is_above_no_score_and_an_unscored_question_counts():
     ]
     found = accuracies(questions, (2,))
     assert all(found[2, "best_of_n", name] == pytest.approx(2 / 3) for name in AGGREGATIONS)
-    assert make_pool(questions, ("min",), "none").unscored == 5
+    assert pool_of(questions, ("min",)).unscored == 5
 
 
 def test_candidates_without_an_answer_do_not_vote():
@@ -186,19 +199,19 @@ def test_candidates_without_an_answer_do_not_vote():
 
 def test_n_beyond_the_pool_names_the_question():
     questions = [question(*[candidate([0.5])] * 4, name="large"), question(*[candidate([0.5])] * 3, name="small")]
-    pool = make_pool(questions, ("min",), "none")
+    pool = pool_of(questions, ("min",))
     with pytest.raises(UserError, match=r"--n=4: question 'small' has only 3 candidates"):
         evaluate(pool, (2, 4), 0, 0, 100)
 
 
 def test_what_cannot_be_ranked_is_refused():
     with pytest.raises(UserError, match=r'c\.jsonl:q: candidate 0 has no "step_scores"'):
-        make_pool([question(Candidate(text="", correct=True))], ("min",), "none")
+        pool_of([question(Candidate(text="", correct=True))], ("min",))
     mixed = question(candidate([0.5], logits=[0.0]), candidate([0.9]))
     with pytest.raises(UserError, match=r'candidate 1 has no "step_logits", but candidate 0 has'):
-        make_pool([mixed], ("min",), "none")
+        pool_of([mixed], ("min",))
     with pytest.raises(UserError, match="no questions"):
-        make_pool([], ("min",), "none")
+        pool_of([], ("min",))
 
 
 def test_subsets_are_uniform_nested_and_in_file_order():
@@ -216,15 +229,40 @@ def test_subsets_are_uniform_nested_and_in_file_order():
 def test_draws_approach_the_exact_expectation_and_report_their_spread():
     # One right candidate of four, ranked highest: a subset of two holds it with probability 1/2.
     hard = question(candidate([0.1]), candidate([0.9], True), candidate([0.2]), candidate([0.3]))
-    pool = make_pool([hard], ("min",), "none")
-    rows = {row.method: row for row in evaluate(pool, (2,), 2000, 0, 100)}
-    assert rows["best_of_n"].accuracy == pytest.approx(0.5, abs=0.04)
-    assert rows["best_of_n"].draws == 2000 and rows["best_of_n"].draw_std == pytest.approx(0.5, abs=0.01)
-    assert rows["pass_at_1"].accuracy == 0.25 and rows["pass_at_1"].draws == 0
-    assert rows["pass_at_1"].draw_std is None
+    pool = pool_of([hard], ("min",))
+    found = {row.method: row for row in evaluate(pool, (2,), 2000, 0, 100)}
+    assert found["best_of_n"].accuracy == pytest.approx(0.5, abs=0.04)
+    assert found["best_of_n"].draws == 2000 and found["best_of_n"].draw_std == pytest.approx(0.5, abs=0.01)
+    assert found["pass_at_1"].accuracy == 0.25 and found["pass_at_1"].draws == 0
+    assert found["pass_at_1"].draw_std is None
     again = {row.method: row for row in evaluate(pool, (2,), 2000, 0, 100)}
-    assert again == rows
-    assert {row.method: row for row in evaluate(pool, (2,), 2000, 1, 100)} != rows
+    assert again == found
+    assert {row.method: row for row in evaluate(pool, (2,), 2000, 1, 100)} != found
+
+
+def test_parts_have_their_own_accuracy_interval_and_spread():
+    easy = [question(candidate([0.9], True), candidate([0.8], True), name=f"e{k}") for k in range(3)]
+    hard = [question(candidate([0.9]), candidate([0.8], True), name=f"h{k}") for k in range(2)]
+    pool = pool_of(easy + hard, ("min",))
+    groups = np.array([[True] * 5, [True] * 3 + [False] * 2, [False] * 3 + [True] * 2])
+    found = outcomes(pool, (1, 2), 400, 0, groups)
+    by_part = [{(r.n, r.method): r for r in rows(found, groups, part, 500, 0)} for part in range(3)]
+    assert [part[2, "best_of_n"].accuracy for part in by_part] == [0.6, 1.0, 0.0]
+    assert by_part[1][1, "best_of_n"].ci95 == (1.0, 1.0) and by_part[1][1, "best_of_n"].draw_std == 0.0
+    # One of two candidates is drawn for each of two questions, either is right by half: the spread is sqrt(1/8).
+    assert by_part[2][1, "best_of_n"].draw_std == pytest.approx(math.sqrt(1 / 8), abs=0.03)
+    assert by_part[2][1, "pass_at_1"].draw_std is None and by_part[2][1, "pass_at_1"].draws == 0
+
+
+def test_which_candidate_is_chosen():
+    asked = [
+        question(candidate([0.1]), candidate([0.9]), candidate([0.95])),
+        question(candidate(None, predicted=None), candidate(None, predicted=None), candidate([0.5], predicted=None)),
+        question(*[candidate([0.5], predicted=answer) for answer in "abb"]),
+    ]
+    pool = pool_of([dataclasses.replace(q, id=str(k)) for k, q in enumerate(asked)], ("min",))
+    assert chosen(pool, "min", 2).tolist() == [1, 0, 0] and chosen(pool, "min", 3).tolist() == [2, 2, 0]
+    assert majority(pool, 3).tolist() == [0, -1, 1] and majority(pool, 2).tolist() == [0, -1, 0]
 
 
 def test_drawing_the_whole_pool_is_no_draw():
@@ -249,5 +287,5 @@ def test_a_large_file_takes_seconds():
         for number in range(500)
     ]
     start = time.process_time()
-    evaluate(make_pool(questions, AGGREGATIONS, "none"), (8, 16, 32, 64), 0, 0, 10000)
+    evaluate(pool_of(questions, AGGREGATIONS), (8, 16, 32, 64), 0, 0, 10000)
     assert time.process_time() - start < 10

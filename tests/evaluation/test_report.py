@@ -1,49 +1,60 @@
-"""The table and the object of results.json."""
+"""results.json and table.md."""
 
 from __future__ import annotations
 
 import json
 
-import numpy as np
-
-from cfprm_jax.evaluation.best_of_n import Pool, Row
-from cfprm_jax.evaluation.report import caption, results, table, write
-
-ROWS = [
-    Row(8, "majority", None, 0.5, (0.25, 0.75), 0, None),
-    Row(8, "best_of_n", "min", 0.5, (0.25, 0.75), 3, 0.0123),
-    Row(16, "best_of_n", "min", 1.0, (1.0, 1.0), 3, 0.0),
-    Row(16, "majority", None, 0.625, (0.0, 1.0), 0, None),
-]
-PRESENT = np.array([[True, True], [True, False]])
-POOL = Pool(("a", "b"), PRESENT, PRESENT, PRESENT * 1, {}, {}, 1)
+from cfprm_jax.evaluation import report
 
 
-def test_the_table_has_a_line_a_method_and_a_column_an_n():
-    assert table(ROWS) == (
-        "| method         | n = 8                   | n = 16                     |\n"
-        "|----------------|-------------------------|----------------------------|\n"
-        "| best of n, min | 50.0 ± 1.2 [25.0, 75.0] | 100.0 ± 0.0 [100.0, 100.0] |\n"
-        "| majority vote  | 50.0 [25.0, 75.0]       | 62.5 [0.0, 100.0]          |\n"
-    )
-
-
-def test_results_hold_what_the_numbers_depend_on(tmp_path):
-    outcome = results({"grader": "none", "seed": 5, "draws": 3}, POOL, ROWS)
-    write(outcome, "text\n", tmp_path)
+def test_results_hold_the_rows_and_what_they_depend_on(result, tmp_path):
+    report.write(result.outcome, tmp_path)
     read = json.loads((tmp_path / "results.json").read_text())
-    assert read["config"] == {"grader": "none", "seed": 5, "draws": 3}
-    assert (read["questions"], read["pool"], read["unscored"]) == (2, [1, 2], 1)
-    assert read["rows"][1] == {
-        "n": 8,
-        "method": "best_of_n",
-        "aggregation": "min",
-        "accuracy": 0.5,
-        "ci95": [0.25, 0.75],
-        "draws": 3,
-        "draw_std": 0.0123,
+    assert read == json.loads(json.dumps(result.outcome))
+    assert read["config"]["grader"] == "none" and read["config"]["n"] == [2, 4] and read["config"]["seed"] == 0
+    assert (read["questions"], read["pool"], read["unscored"]) == (6, 4, 6)
+    assert read["datasets"] == ["math500", "gsm_plus"]
+    first = read["rows"][0]
+    assert set(first) == {"n", "method", "aggregation", "accuracy", "ci95", "draws", "draw_std"}
+    assert (first["n"], first["method"], first["aggregation"], first["accuracy"]) == (2, "best_of_n", "min", 1.0)
+    assert len(read["rows"]) == 2 * (2 + 2 + 4)
+    assert [(part["by"], part["value"], part["questions"]) for part in read["parts"]][:2] == [
+        ("dataset", "math500", 4),
+        ("dataset", "gsm_plus", 2),
+    ]
+    assert all(len(part["rows"]) == len(read["rows"]) for part in read["parts"])
+    assert read["grading"]["candidates"] == 24 and read["comparison"] == [] and read["rows2"] == []
+
+
+def test_the_document_says_what_its_numbers_are(result, compared):
+    text = report.document(result.outcome)
+    for part in (
+        "| data set | method",
+        "over 6 questions. 4 candidates a question, 6 of them without scores; first n. Grader: none. Seed: 0.",
+        '24 candidates, right or wrong by their own "correct".',
+        "## By level, n = 4",
+        "## By critical thinking, n = 4",
+        "## Correlation of scores with length",
+    ):
+        assert part in text
+    assert "A_1 minus B on the same questions" in report.document(compared.outcome)
+
+
+def test_the_grading_note_counts_what_went_wrong(result):
+    grading = {
+        "grader": "math_verify",
+        "candidates": 8000,
+        "without_answer": 3,
+        "pairs_compared": 1200,
+        "seconds_a_pair": 5.0,
+        "without_verdict": 2,
+        "with_own_correct": 8000,
+        "differs_from_own_correct": 43,
     }
-    assert (tmp_path / "table.md").read_text() == "text\n"
-    text = caption(outcome)
-    assert "over 2 questions" in text and "1 to 2 candidates" in text and "1 of them without scores" in text
-    assert "3 random subsets" in text and "Grader: none" in text and "Seed: 5" in text
+    assert report.grading_note({"grading": grading}) == (
+        "8,000 candidates graded by math_verify; 3 give no answer; 2 of 1,200 pairs of answers took longer than 5 s or "
+        'could not be read, and count as different; 43 of 8,000 differ from their own "correct".'
+    )
+    pairs = [{"id": "q", "predicted": "a|b", "answer": "c", "graded": True, "candidates": 4}]
+    outcome = {**result.outcome, "grading": {**grading, "pairs_that_differ": pairs}}
+    assert "| q        | `a\\|b`    | `c`       | right  | 4          |" in report.document(outcome)

@@ -1,10 +1,13 @@
-"""The bootstrap over questions."""
+"""Bootstraps over questions, and rank correlation."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from cfprm_jax.evaluation.statistics import bootstrap_interval
+import numpy as np
+import pytest
+
+from cfprm_jax.evaluation.statistics import bootstrap_interval, paired_p_value, spearman
 
 
 def test_it_is_the_interval_of_the_binomial():
@@ -36,3 +39,26 @@ def test_it_agrees_with_resampling_written_out():
     np.testing.assert_allclose(
         bootstrap_interval(outcomes, 20000, 3)[0], np.quantile(means, [0.025, 0.975]), atol=0.004
     )
+
+
+def test_a_paired_p_value_is_that_of_the_sign_of_the_mean():
+    rng = np.random.default_rng(0)
+    # Means that are normal: the p-value is that of a z-test to the bootstrap's precision.
+    values = rng.normal(size=(400, 3)) + np.array([0.0, 0.1, -0.15])
+    z = values.mean(axis=0) / (values.std(axis=0) / 20)
+    expected = [math.erfc(abs(value) / math.sqrt(2)) for value in z]
+    np.testing.assert_allclose(paired_p_value(values, 20000, 1), expected, atol=0.02)
+
+
+def test_equal_systems_and_sure_differences():
+    differences = np.column_stack([np.zeros(50), np.ones(50), -np.ones(50)])
+    np.testing.assert_allclose(paired_p_value(differences, 999, 0), [1.0, 0.002, 0.002])
+
+
+def test_spearman_is_that_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    one, other = rng.integers(0, 6, 80).astype(float), rng.random(80)
+    assert spearman(one, one + 0.5 * other) == pytest.approx(stats.spearmanr(one, one + 0.5 * other).statistic)
+    assert spearman(one, -one) == pytest.approx(-1.0)
+    assert spearman(one, np.ones(80)) is None and spearman(one[:1], one[:1]) is None

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 import cfprm_jax
-from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import open_prm
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models import hf
-from cfprm_jax.models.parameters import init_params
+from cfprm_jax.models.parameters import init_params, param_specs
 from cfprm_jax.training.checkpoint import Checkpoints
+from cfprm_jax.training.optimizer import AdamW
 from cfprm_jax.training.run_directory import write_model
 from cfprm_jax.training.step import TrainState
 
@@ -49,9 +50,10 @@ def run(loaded, world, tmp_path_factory):
         GranularityConfig(),
     )
     checkpoints = Checkpoints(directory, keep=2)
+    optimizer = AdamW(OptimizerConfig(), lambda step: 0.0, param_specs(loaded.config))
     for step, scale in ((1, 0.0), (2, 1.0)):
         params = {**loaded.params, "head": jax.tree.map(lambda v, scale=scale: scale * v, loaded.params["head"])}
-        checkpoints.save(step, TrainState(params=params, opt_state={}, step=jnp.int32(step)), {}, {})
+        checkpoints.save(step, TrainState(*optimizer.init(params), jnp.int32(step)), {}, {})
     checkpoints.close()
     return directory
 
@@ -63,7 +65,8 @@ def expected(loaded):
 
 
 def test_an_export_a_run_and_a_checkpoint_score_alike(exported, run, expected):
-    for directory in (exported, run, run / "checkpoints" / "2", str(run)):
+    (run / "best").symlink_to("checkpoints/2")
+    for directory in (exported, run, run / "checkpoints" / "2", run / "best", str(run)):
         scores = cfprm_jax.load(directory).score(QUESTION, STEPS)
         assert isinstance(scores, list) and all(type(score) is float for score in scores)
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
@@ -173,7 +176,7 @@ def test_a_prm_with_another_marker_and_template_is_scored_with_its_own(loaded, t
 def test_two_layer_exports_of_a_linear_head_score_alike(format, loaded, expected, tmp_path):
     hf.export(tmp_path / "out", loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, format, "float32")
     found = open_prm(tmp_path / "out", "float32")
-    assert (found.config.head, found.encoding) == ("mlp", loaded.encoding)
+    assert (found.config.head, found.encoding) == ("linear", loaded.encoding)
     np.testing.assert_allclose(cfprm_jax.load(tmp_path / "out").score(QUESTION, STEPS), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import types
 
 import numpy as np
 import pytest
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.candidates import read_candidates
+from cfprm_jax.inference import rows as rows_module
 from cfprm_jax.inference.rows import Counts, score_rows, scored_questions, sigmoid
 from cfprm_jax.inference.scorer import Scorer
 
@@ -57,7 +59,8 @@ def test_candidates_get_scores_and_keep_all_else(scorer):
 
 
 def test_a_score_that_is_not_finite_names_the_row(scorer, monkeypatch):
-    monkeypatch.setattr(scorer, "score", lambda items: [None, np.array([1.0, np.nan], np.float32)])
+    bad = [None, np.array([1.0, np.nan], np.float32)]
+    monkeypatch.setattr(scorer, "start", lambda plan: types.SimpleNamespace(scores=lambda: bad))
     rows = [({"prompt": QUESTION, "completions": STEPS[:number]}, f"c.jsonl:{number}") for number in (1, 2)]
     with pytest.raises(UserError, match=r"c.jsonl:2: the model gives a score that is not finite: \[1.0, nan\]"):
         list(score_rows(rows, scorer, Counts()))
@@ -72,19 +75,41 @@ def test_stepwise_rows_get_scores_and_keep_all_else(scorer):
     assert len(scored["step_scores"]) == 3
 
 
-def test_rows_come_out_in_order_and_before_all_are_read(scorer):
+def numbered(count, read):
+    for number in range(count):
+        read.append(number)
+        yield {"prompt": QUESTION, "completions": STEPS[: 1 + number % 3], "number": number}, f"t:{number}"
+
+
+def test_rows_come_out_in_order_and_before_all_are_read(scorer, monkeypatch):
+    monkeypatch.setattr(rows_module, "_SOLUTIONS", 50)
     read = []
+    scored = score_rows(numbered(300, read), scorer, Counts())
+    first, _ = next(scored)
+    assert first["number"] == 0 and len(read) <= 200
+    rest = [(row["number"], len(row["step_logits"])) for row, _ in scored]
+    assert rest == [(number, 1 + number % 3) for number in range(1, 300)]
+
+
+@pytest.mark.parametrize("written", [1, 49, 50, 51, 130, 299, 300])
+def test_what_is_written_is_left_out_and_the_rest_is_the_same_to_the_bit(scorer, monkeypatch, written):
+    monkeypatch.setattr(rows_module, "_SOLUTIONS", 50)
+    whole = [row for row, _ in score_rows(numbered(300, []), scorer, Counts())]
+    counts = Counts()
+    rest = [row for row, _ in score_rows(numbered(300, []), scorer, counts, written)]
+    assert rest == whole[written:] and counts.rows == counts.solutions == 300 - written
+    assert counts.steps == sum(len(row["completions"]) for row in rest)
+
+
+def test_a_row_that_cannot_be_read_ends_it(scorer, monkeypatch):
+    monkeypatch.setattr(rows_module, "_SOLUTIONS", 2)
 
     def items():
-        for number in range(1200):
-            read.append(number)
-            yield {"prompt": QUESTION, "completions": STEPS[: 1 + number % 3], "number": number}, f"t:{number}"
+        yield from numbered(4, [])
+        raise UserError("file ends")
 
-    scored = score_rows(items(), scorer, Counts())
-    first, _ = next(scored)
-    assert first["number"] == 0 and len(read) < 1200
-    rest = [(row["number"], len(row["step_logits"])) for row, _ in scored]
-    assert rest == [(number, 1 + number % 3) for number in range(1, 1200)]
+    with pytest.raises(UserError, match="file ends"):
+        list(score_rows(items(), scorer, Counts()))
 
 
 @pytest.mark.parametrize("row", [{}, {"prompt": "a", "completions": "b"}, {"prompt": 1, "completions": ["b"]}])

@@ -11,6 +11,7 @@ import pytest
 
 from cfprm_jax.config import PACKINGS, DeviceConfig
 from cfprm_jax.data.encoding import Encoder
+from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.candidates import read_candidates
 from cfprm_jax.inference.scorer import Scorer
@@ -72,14 +73,42 @@ def test_compilations_are_few_whatever_comes(loaded, items):
     assert scorer.compilations == 3
 
 
+def slots(scorer, items):
+    """Tokens that batches have room for."""
+    return sum(batch.rows[0].size for batch in scorer.plan(items).batches)
+
+
 def test_trees_compute_fewer_rows_than_sequences(loaded, items):
-    rows = {}
-    for packing in PACKINGS:
-        scorer = Scorer(loaded, packing, batch_rows=1, row_length=96)
-        encoded = scorer.encoder.encode_many([(q, s, None) for q, s in items])
-        rows[packing] = sum(b.tokens.shape[0] for _, b in scorer._batches(encoded, range(len(items))))
+    rows = {packing: slots(Scorer(loaded, packing, 1, 96), items) // 96 for packing in PACKINGS}
     assert rows["none"] == len(items)
     assert rows["tree"] < 0.7 * rows["sequence"] < 0.7 * rows["none"]
+
+
+def test_rows_are_full_and_batches_have_no_empty_row(loaded, items):
+    scorer = Scorer(loaded, batch_rows=6)
+    encoded = [scorer.encoder.encode(*item).tokens for item in items]
+    batches = scorer.plan(items).batches
+    assert [len(batch.rows[0]) for batch in batches] == [6, 2]
+    assert all((batch.rows[0] != 0).any(axis=1).all() for batch in batches)
+    assert shared_forest(encoded).size > 0.75 * slots(scorer, items)
+
+
+def test_row_lengths_follow_the_solutions(loaded):
+    wide = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=700))
+    scorer = Scorer(wide, batch_rows=4)
+    assert {length for _, length in scorer.shapes.all()} == {128, 256, 384, 512, 768}
+    items = [("start=three", ["one+one=two"] * count) for count in (2, 5, 40, 90, 60)]
+    lengths = [batch.rows[0].shape[1] for batch in scorer.plan(items).batches]
+    assert set(lengths) <= {128, 256, 384}
+    found = scorer.score(items)
+    alone = [Scorer(wide, row_length=768, batch_rows=1).score([item])[0] for item in items]
+    agree(found, alone)
+
+
+def test_a_plan_is_the_same_again_and_scores_to_the_bit(loaded, items):
+    scorer = Scorer(loaded, batch_rows=4)
+    for one, other in zip(scorer.score(items), scorer.score(items), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_no_steps_and_too_long_are_not_scored(loaded, items, expected):

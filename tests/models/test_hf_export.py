@@ -15,8 +15,9 @@ import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.config import EncodingConfig
+from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.models import hf, hf_export
+from cfprm_jax.models import hf
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import map_specs
 from cfprm_jax.models.prm import apply
@@ -158,7 +159,7 @@ def test_two_layer_formats_in_torch(format, head, dtype, tied, random_params, ma
     np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5 if dtype == "float32" else 2e-2)
     # And so does this package, from the same files.
     again = PRMConfig(hf.read_config(tmp_path / "out")[0], head=hf.head_of(tmp_path / "out"))
-    assert again == dataclasses.replace(config, head="mlp")
+    assert again == config
     loaded, report = hf.load_params(tmp_path / "out", again)
     assert report.labels == labels
     np.testing.assert_allclose(jax.nn.sigmoid(forward(again, loaded, *rows)), theirs.numpy(), atol=1e-5)
@@ -199,7 +200,7 @@ def test_round_trip_is_bit_equal_in_bfloat16(
     params = random_params(config)
     hf.export(tmp_path / "first", params, config, tiny_tokenizer, ENCODING, format, max_shard_bytes=40_000)
     again = PRMConfig(hf.read_config(tmp_path / "first")[0], head=hf.head_of(tmp_path / "first"))
-    assert again == dataclasses.replace(config, head="linear" if format == "token_classification" else "mlp")
+    assert again == config  # a linear head, too, that two layers hold
     shardings = None
     if sharded == "eight devices":
         mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
@@ -288,19 +289,18 @@ def test_a_failure_leaves_nothing_behind(random_params, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_layer_is_fetched_and_cast_by_itself(random_params, monkeypatch):
-    sizes = []
-    original = np.asarray
-
-    def recording(value, *rest, **named):
-        if isinstance(value, jax.Array):
-            sizes.append((value.shape, value.dtype))
-        return original(value, *rest, **named)
-
-    params = random_params(CONFIG)
-    plan = list(hf_export._plan(params, CONFIG, hf_export.FORMATS["token_classification"], "BF16"))
-    monkeypatch.setattr(hf_export.np, "asarray", recording)
-    for tensor in plan:
-        assert tensor.fetch().shape == tensor.shape
-    assert max(len(shape) for shape, _ in sizes) == 2  # never the three dimensions of a stacked kernel
-    assert {dtype for _, dtype in sizes} == {jnp.dtype(jnp.bfloat16)}
+def test_the_exported_qwen_tokenizer_knows_the_marker_and_is_else_as_before(shared, random_params, tmp_path):
+    """The stock tokenizer of Qwen2.5, exported: <extra_0> is one id, and every other text keeps its ids."""
+    transformers = pytest.importorskip("transformers")
+    stock_directory = shared / "data" / "tokenizers" / "qwen2.5"
+    tokenizer = load_tokenizer(stock_directory)
+    hf.export(tmp_path / "out", random_params(CONFIG), CONFIG, tokenizer, ENCODING)
+    stock, exported = (transformers.AutoTokenizer.from_pretrained(path) for path in (stock_directory, tmp_path / "out"))
+    assert exported.encode("a<extra_0><extra_0>b") == [*stock.encode("a"), 151651, 151651, *stock.encode("b")]
+    lines = (shared / "data" / "math500" / "test.jsonl").read_text().splitlines()
+    special = "<|im_start|>user\nx<|im_end|>\n<|endoftext|><tool_call> \u043a\u0438 .\n\n\t  $\n\n"
+    for text in [*lines, special, "\u4f60\u597d 1234567"]:
+        assert exported.encode(text) == stock.encode(text)
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    first, second = (t.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for t in (stock, exported))
+    assert first == second

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.models import hf
+from cfprm_jax.models.activations import Placement
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import map_specs
 from cfprm_jax.models.prm import PRM, apply
@@ -123,11 +124,13 @@ def test_on_a_mesh_equals_one_device(random_params, make_rows):
     def place(axes):
         return NamedSharding(mesh, PartitionSpec(*(rules.get(axis) for axis in axes)))
 
-    def constrain(activation, axes):
-        return jax.lax.with_sharding_constraint(activation, place([axis if axis == "rows" else None for axis in axes]))
+    class Rows(Placement):
+        def __call__(self, activation, axes):
+            rows = [axis if axis == "rows" else None for axis in axes]
+            return jax.lax.with_sharding_constraint(activation, place(rows))
 
     sharded = jax.tree.map(jax.device_put, params, map_specs(lambda _, spec: place(spec.axes), SMALL))
-    run = jax.jit(lambda params, *rows: apply(SMALL, params, *rows, constrain))
+    run = jax.jit(lambda params, *rows: apply(SMALL, params, *rows, Rows()))
     z = run(sharded, *(jax.device_put(x, place(["rows", None])) for x in rows))
     np.testing.assert_allclose(z, forward(SMALL, params, *rows), rtol=2e-5, atol=2e-5)
     assert z.sharding.is_equivalent_to(place(["rows", None]), 2)

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 from cfprm_jax.models import hf
+from cfprm_jax.models.activations import Placement
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.qwen2 import (
     MLP,
@@ -184,10 +185,12 @@ def test_remat_gives_the_same_gradient_and_saves_less(random_params, make_rows):
         compiled = jax.jit(jax.grad(loss)).lower(params["backbone"]).compile()
         return compiled(params["backbone"]), compiled.memory_analysis().temp_size_in_bytes
 
-    (plain, plain_bytes), (remat, remat_bytes) = gradient("none"), gradient("layer")
-    for a, b in zip(jax.tree.leaves(remat), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * np.abs(b).max())
-    assert remat_bytes < 0.7 * plain_bytes
+    (plain, plain_bytes), (layer, layer_bytes), (mlp, mlp_bytes) = map(gradient, ("none", "layer", "mlp"))
+    for remat in (layer, mlp):
+        for a, b in zip(jax.tree.leaves(remat), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * np.abs(b).max())
+    assert layer_bytes < 0.7 * plain_bytes
+    assert layer_bytes < mlp_bytes < plain_bytes
 
 
 def test_bfloat16_is_close_to_float32(random_params, make_rows):
@@ -227,12 +230,13 @@ def test_tree_equals_its_sequences(random_params, make_rows):
 def test_activations_are_offered_with_their_axes(random_params, make_rows):
     seen = []
 
-    def constrain(activation, axes):
-        seen.append((activation.shape, axes))
-        return activation
+    class Recording(Placement):
+        def __call__(self, activation, axes):
+            seen.append((activation.shape, axes))
+            return activation
 
     rows = make_rows(np.zeros((2, 10), np.int64))
-    hidden_states(SMALL, random_params(SMALL), rows, constrain)
+    hidden_states(SMALL, random_params(SMALL), rows, Recording())
     assert set(seen) == {((2, 10, 48), ("rows", "length", "embed"))}
 
 

@@ -47,13 +47,16 @@ def test_writes_what_the_library_reads(dtype, limit, tmp_path):
 
     def fetch(name):
         live.append(name)
-        return values[name]
+        yield values[name][:1]
+        if len(values[name]) > 1:
+            yield values[name][1:]
 
     planned = [PlannedTensor(name, v.shape, lambda name=name: fetch(name)) for name, v in values.items()]
     sizes = []
     files = write_shards(tmp_path, planned, dtype, limit, sizes.append)
     assert live == list(values)
-    assert sizes == [v.nbytes for v in values.values()]
+    pieces = [piece for v in values.values() for piece in (v[:1], v[1:]) if len(piece)]
+    assert sizes == [piece.nbytes for piece in pieces]
     assert len(files) == (1 if limit == 10**9 else {"F32": 5, "BF16": 2}[dtype])
     read = {}
     for file in files:
@@ -73,7 +76,9 @@ def test_writes_what_the_library_reads(dtype, limit, tmp_path):
 
 def test_a_fetch_that_breaks_its_plan_is_a_fault(tmp_path):
     with pytest.raises(ValueError, match=r"x: float64 .* planned F32"):
-        write_shards(tmp_path, [PlannedTensor("x", (2,), lambda: np.zeros(2))], "F32", 100)
+        write_shards(tmp_path, [PlannedTensor("x", (2,), lambda: [np.zeros(2)])], "F32", 100)
+    with pytest.raises(ValueError, match=r"x: 1 rows, planned \(2,\)"):
+        write_shards(tmp_path, [PlannedTensor("x", (2,), lambda: [np.zeros(1, np.float32)])], "F32", 100)
 
 
 @pytest.mark.parametrize(

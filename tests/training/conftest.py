@@ -18,6 +18,7 @@ from cfprm_jax.models import prm
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import ParamSpec, init_params, param_specs
 from cfprm_jax.training import optimizer, sharding, step
+from cfprm_jax.training.optimizer import AdamW
 
 
 def make_batch(seed: int = 0, rows: int = 8, length: int = 16, per_row: int = 2, steps: int = 3) -> PackedBatch:
@@ -84,9 +85,8 @@ class Setup:
         self.mesh = sharding.make_mesh(DeviceConfig(mesh=mesh), jax.devices()[:devices])
         self.param_shardings = sharding.param_shardings(self.mesh, self.specs)
         self.schedule = optimizer.learning_rate_schedule(self.optimizer, num_steps)
-        self.tx = optimizer.make_optimizer(self.optimizer, self.schedule, self.specs)
-        abstract = jax.eval_shape(self.make_params, jax.random.key(0))
-        self.shardings = step.state_shardings(self.tx, abstract, self.param_shardings, self.mesh)
+        self.tx = AdamW(self.optimizer, self.schedule, self.specs)
+        self.shardings = step.state_shardings(self.tx, self.param_shardings, self.mesh)
         self.batch_shardings = sharding.batch_shardings(self.mesh)
         self.loss = losses.loss_function(LossConfig(loss=loss))
         pure = functools.partial(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.training import checkpoint, step
+from cfprm_jax.training import checkpoint, retention, step
 
 
 def abstract(setup, state: step.TrainState) -> step.TrainState:
@@ -23,20 +26,21 @@ def checkpoints(tmp_path):
         yield opened
 
 
-def test_restores_onto_any_mesh(setup, batch, checkpoints) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_compact"])
+def test_restores_onto_any_mesh(setup, batch, checkpoints, optimizer: str) -> None:
     """Saved on 8 devices while training goes on, restored on 4, 1 and another split of 8."""
-    s = setup("data=2,fsdp=2,tensor=2", 8)
+    s = setup("data=2,fsdp=2,tensor=2", 8, optimizer=optimizer)
     state, _ = s.step(s.init(), s.put(batch()))
     kept = jax.tree.map(np.asarray, state)
     checkpoints.save(1, state, {"next": 1}, {"fingerprint": {"a": 1}, "metrics": None})
     state, _ = s.step(state, s.put(batch(seed=1)))  # the saved buffers are donated here
     checkpoints.wait()
     for mesh, devices in (("data=2,tensor=2", 4), ("data=1", 1), ("fsdp=8", 8)):
-        other = setup(mesh, devices)
+        other = setup(mesh, devices, optimizer=optimizer)
         restored = checkpoints.restore(1, abstract(other, state))
         assert isinstance(restored.state, step.TrainState)
         jax.tree.map(np.testing.assert_array_equal, restored.state, kept)
-        kernel = restored.state.opt_state[0].mu["mix"]["kernel"]
+        kernel = restored.state.opt_state["mix"]["kernel"].second
         assert kernel.sharding == other.param_shardings["mix"]["kernel"]
         assert restored.data == {"next": 1}
     assert checkpoints.meta(1)["fingerprint"] == {"a": 1}
@@ -106,12 +110,127 @@ def test_a_damaged_checkpoint_is_named(setup, tmp_path) -> None:
             checkpoints.meta(1)
 
 
+def largest_file(folder):
+    return max((path for path in folder.rglob("d/*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip_a_bit(folder):
+    path = largest_file(folder / "state")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 16
+    path.write_bytes(raw)
+
+
+def cut_off(folder):
+    path = largest_file(folder / "state")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGES = {
+    "a flipped bit": flip_a_bit,
+    "a file cut off": cut_off,
+    "a file gone": lambda folder: largest_file(folder / "state").unlink(),
+    "no manifest": lambda folder: (folder / "state" / "manifest.ocdbt").write_bytes(b""),
+    "other metadata": lambda folder: (folder / "state" / "_METADATA").write_text("{}"),
+    "no meta": lambda folder: (folder / "meta" / "metadata").write_text('{"a": '),
+    "no position": lambda folder: (folder / "data" / "metadata").unlink(),
+}
+
+
+@pytest.fixture(scope="module")
+def two_saved(setup, batch, tmp_path_factory):
+    """A run directory with checkpoints 1 and 2, and the state of the first."""
+    s, directory = setup(), tmp_path_factory.mktemp("two_saved")
+    state, _ = s.step(s.init(), s.put(batch()))
+    first = jax.tree.map(np.asarray, state)
+    with contextlib.closing(checkpoint.Checkpoints(directory, keep=2)) as checkpoints:
+        checkpoints.save(1, state, {"next": 1}, {"name": "one", "metrics": {"auroc": 0.9}})
+        state, _ = s.step(state, s.put(batch(seed=1)))
+        checkpoints.save(2, state, {"next": 2}, {"name": "two", "metrics": {"auroc": 0.8}})
+    return directory, first
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(setup, two_saved, tmp_path, damage: str) -> None:
+    directory, first = two_saved
+    shutil.copytree(directory, tmp_path / "run")
+    DAMAGES[damage](tmp_path / "run" / "checkpoints" / "2")
+    said: list[str] = []
+    with contextlib.closing(checkpoint.Checkpoints(tmp_path / "run", keep=2, keep_best="auroc")) as checkpoints:
+        restored = checkpoints.restore_newest(abstract(setup(), first), say=said.append)
+        assert checkpoints.improves({"auroc": 0.91}) and not checkpoints.improves({"auroc": 0.9})
+    assert (restored.step, restored.data, restored.meta["name"]) == (1, {"next": 1}, "one")
+    jax.tree.map(np.testing.assert_array_equal, restored.state, first)
+    (line,) = said
+    assert "checkpoints/2" in line and line.endswith(f"it is set aside as {checkpoints.directory / '2.damaged'}")
+    assert checkpoint.newest(tmp_path / "run") == 1
+
+
+def test_nothing_is_set_aside_when_none_is_whole(setup, two_saved, tmp_path) -> None:
+    directory, first = two_saved
+    shutil.copytree(directory, tmp_path / "run")
+    for step_ in ("1", "2"):
+        flip_a_bit(tmp_path / "run" / "checkpoints" / step_)
+    checkpoints = checkpoint.Checkpoints(tmp_path / "run", keep=2)
+    with pytest.raises(UserError, match=r"checkpoints/2 is damaged: .*; checkpoint .*checkpoints/1 is damaged: "):
+        checkpoints.restore_newest(abstract(setup(), first))
+    with pytest.raises(UserError, match=r"checkpoints/2 is damaged: "):
+        checkpoints.restore(2, abstract(setup(), first))
+    assert retention.complete(tmp_path / "run" / "checkpoints") == [1, 2]
+
+
+def test_another_run_is_refused_before_an_older_checkpoint_is_tried(setup, two_saved) -> None:
+    directory, first = two_saved
+    seen: list[str] = []
+
+    def refuse(meta) -> None:
+        seen.append(meta["name"])
+        raise UserError("another run")
+
+    checkpoints = checkpoint.Checkpoints(directory, keep=2)
+    with pytest.raises(UserError, match="another run"):
+        checkpoints.restore_newest(abstract(setup(), first), refuse)
+    assert seen == ["two"]
+
+
+@pytest.mark.parametrize("asked_by", ["check", "wait", "close"])
+def test_a_save_that_the_disk_refuses(setup, tmp_path, asked_by: str, capfd) -> None:
+    """No file may grow beyond 200 bytes: one error, whoever asks first; nothing is left of it; the next one works."""
+    state = setup().init()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, state, {}, {})
+    checkpoints.wait()
+    begin = time.monotonic()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+        with pytest.raises(UserError) as error:
+            checkpoints.save(2, state, {}, {})
+            while asked_by == "check" and time.monotonic() < begin + 20:
+                checkpoints.check()
+                time.sleep(0.01)
+            getattr(checkpoints, asked_by)()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"cannot write checkpoint {checkpoints.directory / '2'}: File too large" in str(error.value)
+    assert f"the last good one is {checkpoints.directory / '1'}" in str(error.value)
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["1"]
+    if asked_by != "close":
+        checkpoints.save(3, state, {}, {})
+        checkpoints.close()
+        assert retention.complete(checkpoints.directory) == [1, 3]
+    assert time.monotonic() - begin < 20
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_save_that_fails_names_the_directory(setup, tmp_path) -> None:
     state = setup().init()
     with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=2)) as checkpoints:
         checkpoints.directory.rmdir()
         checkpoints.directory.touch()
-        with pytest.raises(UserError, match=r"cannot write a checkpoint into .*/checkpoints: "):
+        with pytest.raises(
+            UserError, match=r"cannot write checkpoint .*/checkpoints/1: .*Not a directory.* there is none yet"
+        ):
             checkpoints.save(1, state, {}, {})
             checkpoints.wait()
         checkpoints.directory.unlink()

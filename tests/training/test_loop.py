@@ -18,7 +18,8 @@ from cfprm_jax.config import RunConfig
 from cfprm_jax.data.loader import Batch
 from cfprm_jax.errors import UserError
 from cfprm_jax.training import checkpoint, loop
-from cfprm_jax.training.metrics import MetricLog, Progress
+from cfprm_jax.training.distributed import StopVote
+from cfprm_jax.training.metrics import MEASURED, MetricLog, Progress
 
 EVALUATION = {
     "loss": 0.5,
@@ -55,7 +56,7 @@ class Batches:
 def drive(setup, batch, tmp_path):
     """Run the loop in tmp_path; returns (outcome, rows of metrics.jsonl, steps saved, text shown)."""
 
-    def run(batches: Batches, start: int = 0, state=None, evaluate=lambda params, stop: None, stop=None, **options):
+    def run(batches, start=0, state=None, evaluate=lambda params, stop: None, stop=None, evaluated=True, **options):
         s = setup(num_steps=6)
         stream = io.StringIO()
         job = loop.Job(
@@ -63,15 +64,19 @@ def drive(setup, batch, tmp_path):
             evaluate=evaluate,
             shardings=s.batch_shardings,
             num_steps=6,
-            config=RunConfig(**{"checkpoint_every": 2, "log_every": 2, **options}),
+            config=RunConfig(**{"checkpoint_every": 2, "log_every": 2, "keep_checkpoints": 9, **options}),
             meta={"fingerprint": {}},
+            flops=lambda batch: 1e9,
+            measure=lambda: {"memory_in_use": None},
         )
         with contextlib.ExitStack() as stack:
-            checkpoints = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=9)))
+            opened = checkpoint.Checkpoints(tmp_path, job.config.keep_checkpoints, job.config.keep_best)
+            checkpoints = stack.enter_context(contextlib.closing(opened))
             log = stack.enter_context(contextlib.closing(MetricLog(tmp_path, start)))
             progress = Progress(stream, start, 6, 2)
             state = s.init() if state is None else state
-            outcome = loop.train(job, state, start, batches, checkpoints, log, progress, stop or (lambda: False))
+            stop = stop or (lambda: False)
+            outcome = loop.train(job, state, start, batches, checkpoints, log, progress, stop, evaluated)
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
         return outcome, rows, saved, stream.getvalue()
@@ -96,6 +101,8 @@ def test_runs_to_the_end(drive, batch) -> None:
     assert "step 6/6  C=2" in text
     assert rows[0]["stage"] == 1
     assert rows[0]["tokens_expanded"] == 256
+    assert rows[0]["model_flops_per_second"] > 0
+    assert rows[0]["mfu"] is rows[0]["memory_in_use"] is None
 
 
 def test_stops_and_goes_on_to_the_same_end(drive, batch, setup, tmp_path) -> None:
@@ -103,9 +110,9 @@ def test_stops_and_goes_on_to_the_same_end(drive, batch, setup, tmp_path) -> Non
     expected, whole_rows, _, _ = drive(Batches(batch))
     kept = jax.tree.map(np.asarray, expected.state)
     shutil.rmtree(tmp_path)
-    with loop.StopSignal().installed() as stop:
+    with loop.StopSignal().installed() as asked:
         kill = Batches(batch, before=lambda k: os.kill(os.getpid(), signal.SIGTERM) if k == 2 else None)
-        outcome, _, saved, _ = drive(kill, stop=stop, checkpoint_every=100)
+        outcome, _, saved, _ = drive(kill, stop=StopVote(asked, jax.devices()[:1], 1), checkpoint_every=100)
     assert (outcome.step, outcome.stopped) == (3, True)
     assert 3 in saved
     s = setup(num_steps=6)
@@ -116,10 +123,9 @@ def test_stops_and_goes_on_to_the_same_end(drive, batch, setup, tmp_path) -> Non
     rest.next = restored.data["next"]
     outcome, rows, _, _ = drive(rest, start=3, state=restored.state, checkpoint_every=100)
     jax.tree.map(np.testing.assert_array_equal, outcome.state, kept)
-    timing = ("steps_per_second", "tokens_per_second", "expanded_tokens_per_second")
     for row in rows + whole_rows:
-        for name in timing:
-            del row[name]
+        for name in MEASURED:
+            row.pop(name, None)
     assert rows == whole_rows
 
 
@@ -127,19 +133,59 @@ def test_a_stop_ends_an_evaluation(drive, batch) -> None:
     stop = loop.StopSignal()
 
     def evaluate(params, asked):
-        stop.received = True
+        stop.received = signal.SIGTERM
         assert asked()
 
-    outcome, rows, saved, _ = drive(Batches(batch), evaluate=evaluate, eval_every=3, stop=stop)
+    vote = StopVote(stop, jax.devices()[:1], 1)
+    outcome, rows, saved, _ = drive(Batches(batch), evaluate=evaluate, eval_every=3, stop=vote)
     assert outcome.stopped
     assert saved == [2, 3]
     assert len(rows) == 3
 
 
+@pytest.mark.parametrize("start", [3, 6])
+def test_an_evaluation_that_a_stop_ended_comes_first_after_a_resume(drive, batch, start: int) -> None:
+    rest = Batches(batch)
+    rest.next = start
+    _, rows, _, _ = drive(rest, start, evaluate=lambda params, stop: EVALUATION, evaluated=False, eval_every=3)
+    assert [row["step"] for row in rows if "eval_loss" in row] == sorted({start, 6})
+    assert rows[0]["step"] == start
+
+
+def test_the_best_is_saved_at_its_evaluation_and_stays(drive, batch, tmp_path) -> None:
+    """Evaluations at 1 .. 6, saves by number at the end only; of the better ones just the best stays."""
+    losses = iter([0.5, 0.4, 0.45, float("nan"), 0.3, 0.6])
+    scores: list[int] = []
+
+    def evaluate(params, stop):
+        scores.append(len(list((tmp_path / "checkpoints").glob("[0-9]"))))
+        return {**EVALUATION, "loss": next(losses)}
+
+    options = {"eval_every": 1, "checkpoint_every": 100, "keep_best": "loss", "keep_checkpoints": 1}
+    _, _, saved, _ = drive(Batches(batch), evaluate=evaluate, **options)
+    assert saved == [5, 6]
+    assert checkpoint.locate(tmp_path / "best") == (tmp_path, 5)
+    assert checkpoint.read_meta(tmp_path, 5)["metrics"]["loss"] == 0.3
+    assert len(scores) == 6
+
+
+def test_a_save_that_fails_in_the_background_ends_the_run(drive, batch, monkeypatch) -> None:
+    """At the next step, not at the next save."""
+    done = []
+
+    def fail(self) -> None:
+        if len(done) == 4:
+            raise UserError("cannot write checkpoint")
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "check", fail)
+    with pytest.raises(UserError, match="cannot write checkpoint"):
+        drive(Batches(batch, before=done.append), checkpoint_every=100)
+
+
 def test_handler_is_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with loop.StopSignal().installed() as stop:
-        assert not stop()
+        assert stop() is None
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -161,4 +207,4 @@ def test_not_finite_before_any_checkpoint(drive, batch) -> None:
 
 def test_job_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        loop.Job(None, None, None, 1, RunConfig(), {}).num_steps = 2  # type: ignore[misc, arg-type]
+        loop.Job(None, None, None, 1, RunConfig(), {}, None, None).num_steps = 2  # type: ignore[misc, arg-type]

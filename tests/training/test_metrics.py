@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import pathlib
+import time
 
 import pytest
 
-from cfprm_jax.training.metrics import MetricLog, Progress, duration, truncate
+from cfprm_jax.errors import UserError
+from cfprm_jax.training.metrics import MetricLog, Progress, SilentLog, duration, truncate
 
 VALUES = {"granularity": 2, "loss": 0.51234, "step_accuracy": 0.75, "learning_rate": 1.5e-6}
 
@@ -44,6 +47,40 @@ def test_tensorboard_reads_it(tmp_path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 0.25)]
 
 
+def test_a_resumed_run_replaces_its_points(tmp_path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for start, values in ((0, {1: 0.1, 2: 0.2, 3: 0.3}), (2, {3: 0.33})):
+        log = MetricLog(tmp_path, start)
+        for step, value in values.items():
+            log.write(step, {"loss": value}, board="eval", prefix="eval_")
+        log.close()
+        time.sleep(1.01)  # an event file's name has seconds
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, round(e.value, 6)) for e in events.Scalars("eval/loss")] == [(1, 0.1), (2, 0.2), (3, 0.33)]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"step": 1, "eval_loss": 0.1}, {"step": 2, "eval_loss": 0.2}, {"step": 3, "eval_loss": 0.33}]
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
+@pytest.mark.parametrize("what", ["metrics", "tensorboard"])
+def test_a_full_disk_is_an_error_and_no_hang(tmp_path, what: str) -> None:
+    log = MetricLog(tmp_path, 0)
+    if what == "metrics":
+        log._file = open("/dev/full", "a")  # noqa: SIM115, PTH123
+    else:
+        log._board._py_recordio_writer._writer = open("/dev/full", "wb")  # noqa: SIM115, PTH123
+    with pytest.raises(UserError, match=f"cannot write metrics into {tmp_path}: No space left on device"):
+        for step in range(20):
+            log.write(step, {"loss": 1.0}, board="train")
+    log.close()
+
+
+def test_silence(tmp_path) -> None:
+    SilentLog().write(1, {"loss": 1.0}, board="train")
+    assert list(tmp_path.iterdir()) == []
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -75,6 +112,21 @@ def test_plain_lines() -> None:
         "step 20/40  C=2  loss 0.5123  accuracy 0.750  rate 1.50e-06  500 tokens/s (expanded 6,000)  left 0:40",
         "a note",
     ]
+
+
+def test_mfu_is_of_all_devices(tmp_path) -> None:
+    """Two steps of 3e12 FLOPs in a second each, on devices that can do 12e12 together."""
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress(stream, 0, 40, log_every=1, clock=clock, peak_flops=12e12)
+    for step in (1, 2):
+        clock.now += 1.0
+        rates = progress.advance(step, 1000, 12000, 3e12)
+    assert rates["model_flops_per_second"] == pytest.approx(3e12)
+    assert rates["mfu"] == pytest.approx(0.25)
+    progress.show(2, {**VALUES, **rates})
+    assert "MFU 25.0%  left" in stream.getvalue()
+    unknown = Progress(stream, 0, 40, log_every=1, clock=clock).advance(1, 1, 1, 1e12)
+    assert unknown["mfu"] is None
 
 
 def test_one_updating_line_on_a_terminal(monkeypatch) -> None:

@@ -104,6 +104,52 @@ def test_every_mesh_gives_what_one_device_gives(setup, batch, network: str, mesh
     params_close(a.params, b.params)
 
 
+def test_compact_on_a_mesh_is_that_of_one_device(setup, batch) -> None:
+    """The loss to 1e-5. Its gradients are bfloat16, whose last bit may fall either way, so masters are compared by the
+    size of what moved them: a thousandth of it on average."""
+    options = {"loss": "q_ranking", "network": "prm", "optimizer": "adamw_compact"}
+    one, many = setup(**options), setup("data=2,fsdp=2,tensor=2", 8, **options)
+    a, b = one.init(), many.init()
+    start = jax.tree.map(np.array, one.tx.masters(a.params, a.opt_state))  # a copy, as the state is donated
+    for k in range(3):
+        a, metrics_a = one.step(a, one.put(batch(seed=k)))
+        b, metrics_b = many.step(b, many.put(batch(seed=k)))
+        assert float(metrics_a["loss"]) == pytest.approx(float(metrics_b["loss"]), rel=1e-5 if k == 0 else 1e-3)
+    ours, theirs = one.tx.masters(a.params, a.opt_state), many.tx.masters(b.params, b.opt_state)
+    moved = np.concatenate(
+        [np.ravel(x - y) for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(start), strict=True)]
+    )
+    off = np.concatenate(
+        [np.ravel(x - np.asarray(y)) for x, y in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True)]
+    )
+    assert np.abs(off).mean() < 1e-3 * np.abs(moved).mean()
+    assert b.params["backbone"]["embedding"].dtype == jnp.bfloat16
+
+
+def test_compact_accumulates_in_bfloat16(setup, batch) -> None:
+    """Parts add up to the whole batch within the rounding of the sums."""
+    whole, parts = setup(optimizer="adamw_compact"), setup(optimizer="adamw_compact", accumulation=4)
+    _, metrics_a = whole.step(whole.init(), whole.put(batch(seed=1)))
+    _, metrics_b = parts.step(parts.init(), parts.put(batch(seed=1)))
+    assert float(metrics_a["loss"]) == pytest.approx(float(metrics_b["loss"]), rel=1e-5)
+    assert float(metrics_a["grad_norm"]) == pytest.approx(float(metrics_b["grad_norm"]), rel=5e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_compact"])
+def test_goes_on_to_the_same_bits(setup, batch, optimizer: str) -> None:
+    """Four steps, and two more after the state went through the host, as through a checkpoint."""
+    s = setup(optimizer=optimizer)
+    straight, stopped = s.init(), s.init()
+    for k in range(4):
+        straight, _ = s.step(straight, s.put(batch(seed=k)))
+    for k in range(2):
+        stopped, _ = s.step(stopped, s.put(batch(seed=k)))
+    stopped = jax.device_put(jax.tree.map(np.array, stopped), s.shardings)
+    for k in range(2, 4):
+        stopped, _ = s.step(stopped, s.put(batch(seed=k)))
+    jax.tree.map(np.testing.assert_array_equal, straight, stopped)
+
+
 def test_without_labels_nothing_moves(setup, batch) -> None:
     """Loss 0, gradient exactly 0, parameters bit-equal; accuracy of nothing is NaN."""
     s = setup(accumulation=2)

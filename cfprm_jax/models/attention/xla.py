@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
+
+from cfprm_jax.models.attention.visibility import visible
 
 # A block of queries is at least this long. On CPU, 128 was faster forward and backward than 256 and than the whole
 # square at lengths 512 and 2048: keys beyond the block's end are never touched, which halves the work.
 _BLOCK = 128
 # More blocks than this only lengthen compilation.
 _MAX_BLOCKS = 16
-
-
-def visible(subtree_end: Int[Array, "rows length"]) -> Bool[Array, "rows length length"]:
-    """The tree rule as a mask: [row, i, j] is whether token i sees token j."""
-    token = jnp.arange(subtree_end.shape[1])
-    causal = token[None, :] <= token[:, None]
-    return causal & (token[:, None] < subtree_end[:, None, :])
 
 
 def attention(

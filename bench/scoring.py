@@ -1,0 +1,172 @@
+"""How many candidates a second does `score` score, beside a plain scorer in transformers?
+
+    python bench/scoring.py --peer=SCRIPT --model=DIRECTORY --candidates=FILE --output=RESULT.json
+
+SCRIPT is called as `SCRIPT DIRECTORY FILE --questions=N --per_question=M --output=SCORES` and prints one JSON line with
+"candidates_per_s"; SCORES is a list of {"question", "candidate", "step_scores"}. DIRECTORY is an export of the format
+token_classification in float32. Both sides score the same candidates with the same weights on the CPU, in turn,
+--rounds times each, each in a process of its own on --threads cores. Time here is that of tokenising, packing,
+computing and reading scores out; compiling and reading weights are left out. Ends with the largest difference between
+two scores. --small is a quick look. Needs what SCRIPT needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def ours(options: argparse.Namespace) -> None:
+    """`score`'s own parts, in this process; prints a JSON line and writes the scores."""
+    import jax
+
+    from cfprm_jax.config import DeviceConfig
+    from cfprm_jax.inference.load import open_prm
+    from cfprm_jax.inference.rows import Counts, score_rows
+    from cfprm_jax.inference.scorer import Scorer
+    from cfprm_jax.training import devices, sharding
+
+    devices.keep_freed_memory(jax.devices())
+    mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+    loaded = open_prm(options.model, "float32", mesh=mesh)
+    loaded = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=options.max_length))
+    scorer = Scorer(loaded, batch_rows=options.batch_rows, mesh=mesh)
+    text = pathlib.Path(options.candidates).read_text().splitlines()
+    if options.compile:  # the same shapes, so that the caches of compiled programs have them
+        list(score_rows([(json.loads(line), "") for line in text], scorer, Counts()))
+    started = time.perf_counter()
+    counts = Counts()
+    scored = [row for row, _ in score_rows(((json.loads(line), "") for line in text), scorer, counts)]
+    seconds = time.perf_counter() - started
+    scores = [
+        {"question": q, "candidate": c, "step_scores": candidate["step_scores"]}
+        for q, row in enumerate(scored)
+        for c, candidate in enumerate(row["candidates"])
+    ]
+    pathlib.Path(options.scores).write_text(json.dumps(scores))
+    print(json.dumps({"candidates_per_s": counts.solutions / seconds, "seconds": seconds}))
+
+
+def first_rows(source: str, questions: int, candidates: int, target: pathlib.Path) -> None:
+    """The first candidates of the first questions, with their steps."""
+    from cfprm_jax.data.formats.files import expand, rows
+
+    with target.open("w") as file:
+        for row in itertools.islice((row.data for path in expand(source) for row in rows(path)), questions):
+            row["candidates"] = row["candidates"][:candidates]
+            for candidate in row["candidates"]:
+                candidate.setdefault("steps", [piece for piece in candidate["text"].split("\n\n") if piece.strip()])
+            file.write(json.dumps(row) + "\n")
+
+
+def timed(command: list[str], environment: dict[str, str], threads: int) -> dict:
+    cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else []
+    out = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+    ).stdout
+    return json.loads(out.splitlines()[-1])
+
+
+def largest_difference(first: pathlib.Path, second: pathlib.Path) -> tuple[float, int]:
+    """Over all steps, and how many there are."""
+    pairs = zip(json.loads(first.read_text()), json.loads(second.read_text()), strict=True)
+    worst, steps = 0.0, 0
+    for one, other in pairs:
+        assert (one["question"], one["candidate"]) == (other["question"], other["candidate"])
+        for a, b in zip(one["step_scores"], other["step_scores"], strict=True):
+            worst, steps = max(worst, abs(a - b)), steps + 1
+    return worst, steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--candidates", required=True)
+    parser.add_argument("--questions", type=int, default=6)
+    parser.add_argument("--per_question", type=int, default=32)
+    parser.add_argument("--batch_rows", type=int, default=8)
+    parser.add_argument("--max_length", type=int, default=2048)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--small", action="store_true", help="one question, 4 candidates, one round")
+    parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--scores", help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.scores:
+        ours(options)
+        return
+    if not options.peer:
+        parser.error("--peer is missing: the script to compare with")
+    if options.small:
+        options.questions, options.per_question, options.rounds = 1, 4, 1
+
+    runs: dict[str, list[dict]] = {"ours": [], "peer": []}
+    with tempfile.TemporaryDirectory() as folder:
+        directory = pathlib.Path(folder)
+        chosen = directory / "candidates.jsonl"
+        first_rows(options.candidates, options.questions, options.per_question, chosen)
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": str(options.threads), "XLA_FLAGS": ""}
+        environment |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        commands = {
+            "ours": [
+                *(sys.executable, __file__, f"--model={options.model}", f"--candidates={chosen}"),
+                *(
+                    f"--batch_rows={options.batch_rows}",
+                    f"--max_length={options.max_length}",
+                    f"--scores={directory / 'ours.json'}",
+                ),
+            ],
+            "peer": [
+                *(sys.executable, options.peer, options.model, str(chosen), f"--questions={options.questions}"),
+                *(f"--per_question={options.per_question}", f"--output={directory / 'peer.json'}"),
+            ],
+        }
+        for number in range(options.rounds):
+            for side, command in commands.items():
+                extra = ["--compile"] if side == "ours" and not number else []
+                found = timed([*command, *extra], environment, options.threads)
+                runs[side].append(found)
+                print(f"{side:5} {json.dumps(found)}", flush=True)
+        worst, steps = largest_difference(directory / "ours.json", directory / "peer.json")
+    speeds = {side: [run["candidates_per_s"] for run in those] for side, those in runs.items()}
+    print("\n| side | candidates/s, median | lowest | highest |\n|---|---|---|---|")
+    for side, those in speeds.items():
+        print(f"| {side} | {statistics.median(those):.3f} | {min(those):.3f} | {max(those):.3f} |")
+    ratio = statistics.median(speeds["ours"]) / statistics.median(speeds["peer"])
+    print(f"\nours / peer: {ratio:.2f}; largest difference of {steps:,} step scores: {worst:.1e}")
+    if options.output:
+        import importlib.metadata
+
+        result = {
+            "command": sys.argv,
+            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+            "python": platform.python_version(),
+            "versions": {name: importlib.metadata.version(name) for name in ("jax", "torch", "transformers")},
+            "runs": runs,
+            "median_candidates_per_s": {side: statistics.median(those) for side, those in speeds.items()},
+            "ratio": ratio,
+            "steps": steps,
+            "largest_difference": worst,
+        }
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""python bench/training.py --inputs=DIRECTORIES --output=FILE: trajectories a second in training, and where time goes.
+
+Each directory of --inputs holds train.jsonl, stepwise JSON lines, and model/, a Qwen2 token classifier of Hugging Face
+with two classes and a tokenizer. With --peer_python and --peer_script the same is trained by a peer, called as
+`SCRIPT DIRECTORY --batch_size=B --steps=S`, which prints a last line of JSON with "trajectories_per_s". The sides take
+turns, --rounds times each; float32, no activations recomputed on either side, all cores. Time here is that of whole
+optimizer steps: taking a batch from the corpus, packing it, the step, the update; compiling is left out.
+
+Prints a table a model and batch size: medians over the rounds with the slowest and fastest, and how many times faster
+than the peer (the median of the rounds' ratios). Then the parts of a step under --packing=tree, beside what the same
+run measures for a plain matrix product. With a peer, the loss of the first rows is computed on both sides from the
+peer's own token ids (bench/trl_first_step.py), and the difference printed. --small is a quick look.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import json
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cfprm_jax import flags, losses
+from cfprm_jax.config import (
+    PACKINGS,
+    DeviceConfig,
+    EncodingConfig,
+    GranularityConfig,
+    LossConfig,
+    OptimizerConfig,
+    PackingConfig,
+    ReadConfig,
+    option,
+)
+from cfprm_jax.data.corpus import Corpus, open_corpus
+from cfprm_jax.data.encoding import Encoded, load_tokenizer
+from cfprm_jax.data.loader import Loader
+from cfprm_jax.data.packing import PackedBatch, pack
+from cfprm_jax.data.row_shapes import RowShapes
+from cfprm_jax.models import hf, prm
+from cfprm_jax.models.attention import attention
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.training import caches, devices, program, sharding, step
+from cfprm_jax.training.flops import train_flops, visible_pairs
+
+# Tokens that a part of a step holds where activations are kept: what 4 GB are enough for at 4 layers of 512.
+_TOKENS_A_PART = 12288
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig:
+    """Measure training beside a peer."""
+
+    inputs: tuple[str, ...] = option((), "Directories with train.jsonl and model/, comma-separated.", kind="list")
+    peer_python: str = option("", "Python of the peer's environment; empty measures without a peer.")
+    peer_script: str = option("", "The peer's script.")
+    batch_sizes: tuple[str, ...] = option(("32", "256"), "Trajectories a step.", kind="list")
+    packings: tuple[str, ...] = option(("tree", "sequence"), "Packings measured.", choices=PACKINGS)
+    rounds: int = option(3, "Turns of every side.", lower=1)
+    tree_trajectories: int = option(1024, "Trajectories of a turn under --packing=tree.", lower=1)
+    other_trajectories: int = option(128, "Trajectories of a turn under the other packings.", lower=1)
+    peer_trajectories: int = option(64, "Trajectories of the peer's turn, besides its first step, a warm-up.", lower=1)
+    first_rows: int = option(32, "Rows whose loss is compared with the peer's.", lower=1)
+    small: bool = option(False, "One round of the first batch size with few trajectories.")
+    seed: int = option(0, "Seed of the order.", lower=0)
+    output: str = option("", "JSON file for the figures; empty writes none.")
+
+
+@dataclasses.dataclass
+class Model:
+    """A network in training; the state moves on with every step that is timed."""
+
+    name: str
+    network: PRMConfig
+    corpus: Corpus
+    mesh: jax.sharding.Mesh
+    loss: LossConfig
+    state: step.TrainState
+
+    @classmethod
+    def open(cls, directory: pathlib.Path, cache: str) -> Model:
+        tokenizer = load_tokenizer(directory / "model")
+        corpus = open_corpus(
+            [str(directory / "train.jsonl")], ReadConfig(), GranularityConfig(), EncodingConfig(), tokenizer, cache
+        )
+        mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+        backbone, _ = hf.read_config(directory / "model")
+        backend = sharding.attention_backend("auto", mesh, backbone, "float32")
+        network = PRMConfig(backbone, dtype="float32", attention=backend, remat="none")
+        model = cls(directory.name, network, corpus, mesh, LossConfig(loss="bce"), None)  # type: ignore[arg-type]
+        built = model.program(1)
+        params, _ = hf.load_params(
+            directory / "model", network, shardings=built.param_shardings, dtype=jnp.float32, head_key=jax.random.key(0)
+        )
+        model.state = built.init_state(params)
+        return model
+
+    @functools.cache  # noqa: B019 - main clears it
+    def program(self, parts: int) -> program.Program:
+        return program.build(self.network, self.loss, OptimizerConfig(accumulation=parts), 1000, self.mesh)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Ours:
+    """Some steps of a run under one packing, spread evenly over it."""
+
+    def __init__(self, model: Model, config: BenchConfig, packing: str, batch_size: int) -> None:
+        self.model, self.packing, self.batch_size = model, packing, batch_size
+        wanted = config.tree_trajectories if packing == "tree" else config.other_trajectories
+        reader = model.corpus[model.corpus.granularities[0]]
+        mean = float(np.mean([len(reader[i].tokens) for i in range(0, len(reader), 16)]))
+        self.parts = 1 if packing == "tree" else max(1, round(batch_size * mean / _TOKENS_A_PART))
+        self.loader = Loader(
+            model.corpus,
+            GranularityConfig(),
+            PackingConfig(packing=packing, batch_size=batch_size),
+            EncodingConfig(),
+            config.seed,
+            self.parts,
+        )
+        # The last batch of a pass holds what remains.
+        whole = self.loader.num_steps - 1
+        count = min(whole, -(-wanted // batch_size))
+        self.steps = [index * whole // count for index in range(count)]
+        self.compile()
+
+    def compile(self) -> None:
+        """Run every shape once."""
+        batches = [self.loader.batch(k) for k in self.steps]
+        self.computed = round(np.mean([batch.tokens_computed for batch in batches]))
+        self.expanded = round(np.mean([batch.tokens_expanded for batch in batches]))
+        self.slots = round(np.mean([batch.packed.tokens.size for batch in batches]))
+        shapes = {batch.packed.tokens.shape: batch.packed for batch in batches}
+        self.shapes = sorted(f"{rows}x{length}" for rows, length in shapes)
+        # Three of one: glibc has then taken the memory that a step needs.
+        for packed in [*shapes.values(), *list(shapes.values())[-1:] * 2]:
+            self.run(packed)
+        jax.block_until_ready(self.model.state)
+
+    def run(self, packed: PackedBatch) -> dict[str, jax.Array]:
+        built = self.model.program(self.parts)
+        placed = sharding.put_batch(packed, built.batch_shardings)
+        self.model.state, metrics = built.train_step(self.model.state, placed)
+        return metrics
+
+    def turn(self) -> dict[str, float]:
+        """Trajectories a second of wall and of processor time."""
+        started, used = time.perf_counter(), processor_seconds()
+        for k in self.steps:
+            metrics = self.run(self.loader.batch(k).packed)
+        jax.block_until_ready((self.model.state, metrics))
+        number = len(self.steps) * self.batch_size
+        return {
+            "trajectories_per_s": number / (time.perf_counter() - started),
+            "per_processor_second": number / (processor_seconds() - used),
+        }
+
+
+def processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def peer_turn(config: BenchConfig, directory: pathlib.Path, batch_size: int) -> dict[str, float]:
+    steps = -(-config.peer_trajectories // batch_size)
+    command = [
+        config.peer_python, config.peer_script, str(directory), f"--batch_size={batch_size}", f"--steps={steps}"
+    ]  # fmt: skip
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {run.stderr[-2000:]}")
+    return {"trajectories_per_s": json.loads(run.stdout.splitlines()[-1])["trajectories_per_s"]}
+
+
+def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path) -> dict[str, float]:
+    """The loss of the first rows on both sides, from the peer's token ids and the weights in the directory."""
+    script = str(pathlib.Path(__file__).with_name("trl_first_step.py"))
+    command = [config.peer_python, script, str(directory), str(config.first_rows)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {run.stderr[-2000:]}")
+    theirs = json.loads(run.stdout.splitlines()[-1])
+    encoded = []
+    for ids, labels in zip(theirs["input_ids"], theirs["labels"], strict=True):
+        places = np.flatnonzero(np.array(labels) >= 0)
+        encoded.append(
+            Encoded(np.array(ids, np.int32), places.astype(np.int32), np.array(labels, np.float32)[places], 0)
+        )
+    built = model.program(1)
+    most = max(len(one.step_positions) for one in encoded)
+    found = {"peer": theirs["loss"]}
+    for packing in PACKINGS:
+        length = -(-max(len(one.tokens) for one in encoded) // 128) * 128
+        shapes = RowShapes.covering((length,), len(encoded))
+        packed = pack(encoded, packing, shapes, len(encoded), most)
+        placed = sharding.put_batch(packed, built.batch_shardings)
+        _, total, count = built.eval_step(model.state.params, placed)
+        found[packing] = float(total) / float(count)
+    return found
+
+
+def median_seconds(function: Callable[[], Any], times: int = 5) -> float:
+    jax.block_until_ready(function())
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        jax.block_until_ready(function())
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def matrix_product_flops() -> float:
+    """FLOP/s of a plain float32 product on this machine."""
+    x = jnp.ones((2048, 2048), jnp.float32)
+    product = jax.jit(functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST))
+    return 2 * 2048**3 / median_seconds(lambda: product(x, x), 9)
+
+
+def parts(side: Ours) -> dict[str, Any]:
+    """Where the time of a step goes, on one batch of the middle size."""
+    model, built = side.model, side.model.program(1)
+    net = model.network
+    batches = sorted((side.loader.batch(k) for k in side.steps), key=lambda batch: batch.packed.tokens.size)
+    chosen = batches[len(batches) // 2]
+    placed = sharding.put_batch(chosen.packed, built.batch_shardings)
+    loss = losses.loss_function(model.loss)
+    forward = functools.partial(prm.apply, net, constrain=sharding.constrain_activations(model.mesh))
+
+    def objective(params: Any, batch: PackedBatch) -> jax.Array:
+        total, count = loss(step.step_scores(forward, params, batch), jnp.asarray(batch.labels))
+        return total / count
+
+    rows, length = placed.tokens.shape
+    backbone = net.backbone
+    heads = (backbone.num_attention_heads, backbone.num_key_value_heads)
+    q, k = (jax.random.normal(jax.random.key(0), (rows, length, number, backbone.head_dim)) for number in heads)
+
+    def mixed(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(attention(q, k, v, placed.subtree_end, net.attention)))
+
+    evaluate, gradient = jax.jit(objective), jax.jit(jax.value_and_grad(objective))
+    attend = jax.jit(jax.grad(mixed, argnums=(0, 1, 2)))
+    step_index = side.steps[len(side.steps) // 2]
+    seconds = {
+        "pack a batch (host)": median_seconds(lambda: side.loader.batch(step_index)),
+        "forward": median_seconds(lambda: evaluate(model.state.params, placed)),
+        "forward and backward": median_seconds(lambda: gradient(model.state.params, placed)),
+        "attention, both ways, all layers": backbone.num_hidden_layers * median_seconds(lambda: attend(q, k, k)),
+        "whole step": median_seconds(lambda: side.run(chosen.packed)),
+    }
+    tokens = chosen.tokens_computed
+    needed = train_flops(net, tokens, visible_pairs(chosen.packed, tokens))
+    peak = matrix_product_flops()
+    return {
+        "shape": f"{rows}x{length}",
+        "seconds": {name: round(value, 5) for name, value in seconds.items()},
+        "needed_gflop": round(needed / 1e9, 2),
+        "gflop_per_s": round(needed / seconds["whole step"] / 1e9, 1),
+        "matrix_product_gflop_per_s": round(peak / 1e9, 1),
+        "share_of_matrix_product": round(needed / seconds["whole step"] / peak, 3),
+    }
+
+
+def measure(config: BenchConfig, model: Model, directory: pathlib.Path, batch_size: int) -> dict[str, Any]:
+    """All sides in turn at one batch size."""
+    sides = {packing: Ours(model, config, packing, batch_size) for packing in config.packings}
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in (["peer"] if config.peer_python else [])}
+    turns |= {packing: [] for packing in sides}
+    for _ in range(config.rounds):
+        for name, done in turns.items():
+            done.append(peer_turn(config, directory, batch_size) if name == "peer" else sides[name].turn())
+    rows = []
+    print(f"\n{model.name}, {batch_size} trajectories a step")
+    print(f"{'side':>9} {'traj/s':>9} {'low':>9} {'high':>9} {'times':>7} {'tokens':>8} {'slots':>8}  shapes")
+    for name, done in turns.items():
+        rates = [turn["trajectories_per_s"] for turn in done]
+        row: dict[str, Any] = {"side": name, "turns": done, "trajectories_per_s": statistics.median(rates)}
+        times = ""
+        if config.peer_python and name != "peer":
+            ratios = [ours / peer["trajectories_per_s"] for ours, peer in zip(rates, turns["peer"], strict=True)]
+            row |= {"times_the_peer": statistics.median(ratios), "ratios": ratios}
+            times = f"{row['times_the_peer']:.2f}"
+        line = f"{name:>9} {row['trajectories_per_s']:>9.2f} {min(rates):>9.2f} {max(rates):>9.2f} {times:>7}"
+        if name in sides:
+            side = sides[name]
+            row |= {"tokens_computed": side.computed, "tokens_expanded": side.expanded, "slots": side.slots}
+            row |= {"shapes": side.shapes, "accumulation": side.parts}
+            line += f" {side.computed:>8} {side.slots:>8}  {' '.join(side.shapes[:6])}"
+        print(line, flush=True)
+        rows.append(row)
+    result: dict[str, Any] = {"model": model.name, "batch_size": batch_size, "sides": rows}
+    if "tree" in sides:
+        result["parts"] = parts(sides["tree"])
+        print(f"parts of a step, {result['parts']['shape']}:")
+        for name, seconds in result["parts"]["seconds"].items():
+            print(f"  {name:<34} {1e3 * seconds:>9.1f} ms")
+        print(
+            f"  {result['parts']['gflop_per_s']} GFLOP/s needed by the model, "
+            f"{result['parts']['share_of_matrix_product']:.0%} of a plain matrix product"
+        )
+    return result
+
+
+def main(config: BenchConfig) -> int:
+    """Every model, every batch size."""
+    if config.small:
+        config = dataclasses.replace(
+            config, rounds=1, batch_sizes=config.batch_sizes[:1], tree_trajectories=256, other_trajectories=32
+        )
+    devices.keep_freed_memory(devices.select("cpu"))
+    caches.use_compile_cache("auto")
+    results: Sequence[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as cache:
+        for name in config.inputs:
+            directory = pathlib.Path(name)
+            model = Model.open(directory, cache)
+            if config.peer_python:
+                found = first_step_losses(config, model, directory)
+                print(
+                    f"{directory.name}: first loss " + ", ".join(f"{side} {loss:.6f}" for side, loss in found.items())
+                )
+                results = [*results, {"model": directory.name, "first_losses": found}]
+            for size in config.batch_sizes:
+                results = [*results, measure(config, model, directory, int(size))]
+            del model
+            Model.program.cache_clear()
+            gc.collect()
+    if config.output:
+        written = {
+            "config": flags.as_dict(config),
+            "command": sys.argv,
+            "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
+            "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
+            "results": results,
+        }
+        pathlib.Path(config.output).write_text(json.dumps(written, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(BenchConfig, main))

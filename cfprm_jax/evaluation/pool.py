@@ -1,0 +1,184 @@
+"""Scored and graded candidates as arrays, which Best-of-N chooses from.
+
+A candidate's step scores become one number by an aggregation: their minimum, the last, the product, or the mean. Where
+the raw logits z are known, minimum and last rank by them and the product is the sum of log sigmoid(z), so that scores
+which round to 1 are no ties. A candidate without scores (no steps, or too long) ranks lowest and its question counts
+all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.candidates import Candidate, Question
+from cfprm_jax.evaluation.grading import Judgement
+
+FIELDS = ("level", "subject", "perturbation_type")
+"""Fields of a question's row, as MATH500 and GSM-Plus have them, by which accuracies are also given."""
+
+NO_ANSWER_FIELD = "no_answer"
+"""Marks a question whose reference answer is "None": the critical-thinking ones of GSM-Plus."""
+
+# Below every score but 0: a logarithm of 0 would be the rank of a candidate without scores.
+_SMALLEST = np.finfo(np.float64).smallest_subnormal
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
+    """The candidates of all questions as arrays, padded to the largest number of candidates.
+
+    Attributes:
+      ids: the question of each line of the arrays.
+      datasets: the data set that it belongs to; "" where it is not named.
+      sources: its file and line.
+      present: whether there is such a candidate.
+      correct: whether it is right.
+      group: which candidates of a question give the same answer; -1 for none.
+      ranks: for each aggregation what candidates are ordered by; -inf where there is no score.
+      weights: for each aggregation the score itself, in [0, 1]; 0 where there is none.
+      steps: number of steps of each candidate.
+      characters: length of its text, or steps.
+      fields: what the rows say about each question (FIELDS).
+      unscored: candidates without a score.
+    """
+
+    ids: tuple[str | int, ...]
+    datasets: tuple[str, ...]
+    sources: tuple[str, ...]
+    present: Bool[np.ndarray, "questions candidates"]
+    correct: Bool[np.ndarray, "questions candidates"]
+    group: Int[np.ndarray, "questions candidates"]
+    ranks: dict[str, Float[np.ndarray, "questions candidates"]]
+    weights: dict[str, Float[np.ndarray, "questions candidates"]]
+    steps: Int[np.ndarray, "questions candidates"]
+    characters: Int[np.ndarray, "questions candidates"]
+    fields: tuple[dict[str, str], ...]
+    unscored: int
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " questions"]:
+        """Number of candidates of each question."""
+        return self.present.sum(axis=1)
+
+
+def log_sigmoid(z: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """log sigmoid(z) in float64, finite for every finite z."""
+    return -np.logaddexp(0.0, -z)
+
+
+def aggregate(
+    candidates: Sequence[Candidate], aggregations: Sequence[str], where: str
+) -> dict[str, tuple[Float[np.ndarray, " candidates"], Float[np.ndarray, " candidates"]]]:
+    """What each aggregation makes of a question's candidates: (what they are ordered by, the score in [0, 1]).
+
+    Without scores that is -inf and 0.
+
+    Args:
+      where: file and line of the question, for messages.
+
+    Raises:
+      UserError: some scored candidates have logits and some have none, so that they cannot be compared.
+    """
+    scored = np.array([c.step_scores is not None and len(c.step_scores) > 0 for c in candidates])
+    logits = np.array([c.step_logits is not None for c in candidates]) & scored
+    if logits.any() and not logits[scored].all():
+        missing, other = np.flatnonzero(scored & ~logits)[0], np.flatnonzero(logits)[0]
+        raise UserError(f'{where}: candidate {missing} has no "step_logits", but candidate {other} has')
+    out = {name: (np.full(len(candidates), -np.inf), np.zeros(len(candidates))) for name in aggregations}
+    if not scored.any():
+        return out
+    scores = [c.step_scores for c, has in zip(candidates, scored, strict=True) if has and c.step_scores is not None]
+    lengths = np.array([len(s) for s in scores])
+    starts = np.cumsum(lengths) - lengths
+    p = np.concatenate(scores)
+    if logits.any():
+        z = np.concatenate([c.step_logits for c in candidates if c.step_logits is not None and len(c.step_logits)])
+        order, log_p, score = z, log_sigmoid(z), lambda rank: np.exp(log_sigmoid(rank))
+    else:
+        order, log_p, score = p, np.log(np.maximum(p, _SMALLEST)), lambda rank: rank
+    for name, (ranks, weights) in out.items():
+        if name == "min":
+            ranks[scored] = np.minimum.reduceat(order, starts)
+            weights[scored] = score(ranks[scored])
+        elif name == "last":
+            ranks[scored] = order[starts + lengths - 1]
+            weights[scored] = score(ranks[scored])
+        elif name == "product":
+            ranks[scored] = np.add.reduceat(log_p, starts)
+            weights[scored] = np.exp(ranks[scored])
+        else:
+            ranks[scored] = np.add.reduceat(p, starts) / lengths
+            weights[scored] = ranks[scored]
+    return out
+
+
+def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequence[str]) -> Pool:
+    """The arrays of graded candidates, read as a stream.
+
+    Raises:
+      UserError: no question at all, or a candidate that was never scored.
+    """
+    ids, datasets, sources, fields, unscored = [], [], [], [], 0
+    correct, group, aggregated, steps, characters = [], [], [], [], []
+    for question, judgement in judged:
+        for number, candidate in enumerate(question.candidates):
+            if not candidate.was_scored:
+                raise UserError(
+                    f'{question.source}: candidate {number} has no "step_scores": run python -m cfprm_jax.score first'
+                )
+            unscored += candidate.step_scores is None or not len(candidate.step_scores)
+        ids.append(question.id)
+        datasets.append(question.dataset or "")
+        sources.append(question.source)
+        fields.append(question_fields(question))
+        correct.append(judgement.correct)
+        group.append(judgement.group)
+        aggregated.append(aggregate(question.candidates, aggregations, question.source))
+        steps.append(np.array([_number_of_steps(candidate) for candidate in question.candidates]))
+        characters.append(np.array([_characters(candidate) for candidate in question.candidates]))
+    if not ids:
+        raise UserError("there are no questions to choose candidates for")
+    return Pool(
+        ids=tuple(ids),
+        datasets=tuple(datasets),
+        sources=tuple(sources),
+        fields=tuple(fields),
+        present=_padded([np.ones(len(c), bool) for c in correct], False),
+        correct=_padded(correct, False),
+        group=_padded(group, -1),
+        ranks={name: _padded([a[name][0] for a in aggregated], -np.inf) for name in aggregations},
+        weights={name: _padded([a[name][1] for a in aggregated], 0.0) for name in aggregations},
+        steps=_padded(steps, 0),
+        characters=_padded(characters, 0),
+        unscored=unscored,
+    )
+
+
+def _number_of_steps(candidate: Candidate) -> int:
+    if candidate.step_scores is not None:
+        return len(candidate.step_scores)
+    return len(candidate.steps or ())
+
+
+def _characters(candidate: Candidate) -> int:
+    return len(candidate.text) if candidate.text else sum(map(len, candidate.steps or ()))
+
+
+def _padded(lines: Sequence[np.ndarray], fill: float) -> np.ndarray:
+    out = np.full((len(lines), max(map(len, lines))), fill, dtype=lines[0].dtype)
+    for line, values in zip(out, lines, strict=True):
+        line[: len(values)] = values
+    return out
+
+
+def question_fields(question: Question) -> dict[str, str]:
+    """Those of FIELDS that a question's row has, as text, and NO_ANSWER_FIELD where its reference answer is "None"."""
+    out = {name: str(question.row[name]) for name in FIELDS if isinstance(question.row.get(name), str | int)}
+    if question.answer.strip() == "None":
+        out[NO_ANSWER_FIELD] = "true"
+    return out

@@ -1,0 +1,180 @@
+"""python -m cfprm_jax.experiment: the paper's grid of runs, and the table, figure and text of what they support."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import sys
+import time
+
+from cfprm_jax import flags
+from cfprm_jax.config import (
+    DeviceConfig,
+    EncodingConfig,
+    EvalConfig,
+    GranularityConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PackingConfig,
+    ReadConfig,
+    RunConfig,
+    option,
+)
+from cfprm_jax.errors import UserError
+from cfprm_jax.experiments import report
+from cfprm_jax.experiments.cell import SUBSETS
+from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells
+from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
+from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
+from cfprm_jax.train import TrainConfig
+from cfprm_jax.training import caches, devices, sharding
+from cfprm_jax.training.metrics import duration
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """Run the paper's experiments: losses x treatments x seeds, each trained, scored and judged by Best-of-N.
+
+    python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
+
+    Writes a directory a cell, and table2.md, table2.tex, controls.md, figure.png, findings.txt and results.json into
+    --output_dir. Cells that are there already are not run again, so a killed run loses one cell, and several processes
+    may work on one --output_dir.
+    """
+
+    output_dir: str = option("", "Directory of the experiment.")
+    train_data: tuple[str, ...] = option(
+        (LABORATORY,), "Corpora to train on; laboratory is a synthetic world made here.", kind="list"
+    )
+    tests: tuple[str, ...] = option(
+        (),
+        'Test sets besides the laboratory\'s: NAME=FILE, candidates that say whether they are "correct".',
+        kind="list",
+    )
+    rows: tuple[str, ...] = option(tuple(ROWS), "Rows of the table.", choices=tuple(ROWS), kind="list")
+    treatments: tuple[str, ...] = option(
+        ("plain", "plain_matched", "c2", "c3", "c4", "shuffled", "fine_to_coarse"),
+        "What each row is trained with.",
+        choices=CHOICES,
+        kind="list",
+    )
+    levels: tuple[str, ...] = option(
+        ("some", "none", "much"),
+        "Laboratory: redundancy of its solutions. The first has every treatment.",
+        choices=tuple(LEVELS),
+        kind="list",
+    )
+    other_level_treatments: tuple[str, ...] = option(
+        ("plain", "plain_matched", "c2"), "Treatments at the other levels.", choices=CHOICES, kind="list"
+    )
+    grouping_rows: tuple[str, ...] = option(
+        ("bce", "q_ranking"),
+        "Rows for which --packing=tree, which keeps records together, is compared with --packing.",
+        choices=tuple(LOSSES),
+        kind="list",
+    )
+    seeds: tuple[str, ...] = option(("0", "1", "2", "3", "4"), "Seeds: order, reward head, and laboratory data.")
+    n: tuple[str, ...] = option(("8", "16", "32", "64"), "Numbers of candidates to choose from.", kind="list")
+    subsets: str = option(
+        "all", "all averages over every subset of n candidates; first takes the first n, as bon does.", choices=SUBSETS
+    )
+    margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0)
+    epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1)
+    window_tail: str = option("keep", "The last window when it is shorter than the others.", choices=("keep", "drop"))
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
+    encoding: EncodingConfig = dataclasses.field(default_factory=EncodingConfig)
+    read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
+    laboratory: LaboratoryConfig = dataclasses.field(default_factory=LaboratoryConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    compile_cache_dir: str = option(
+        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
+    )
+    data_cache_dir: str = option("auto", "Where tokenised corpora are kept: auto is the user's cache.")
+
+
+def main(config: ExperimentConfig) -> int:
+    """The command."""
+    started = time.monotonic()
+    grid, materials = plan(config)
+    say = functools.partial(print, flush=True)
+    chosen = devices.select(config.device.platform)
+    caches.use_compile_cache(config.compile_cache_dir)
+    mesh = sharding.make_mesh(config.device, chosen)
+    say(f"devices     {devices.describe(chosen)}")
+    say(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
+    flags.write_config(config, config.output_dir)
+    runner = Runner(materials, mesh, say)
+    done = runner.run(grid)
+    directory = pathlib.Path(config.output_dir)
+    tests = {level: runner.tests(level) for level in dict.fromkeys(cell.level for cell in grid)}
+    text = report.write(directory, done, tests, config.subsets, flags.as_dict(config))
+    say(f"\n{text}")
+    say(f"done        {len(grid)} cells in {duration(time.monotonic() - started)}")
+    say(f"results     {directory}: {', '.join(report.FILES)}")
+    return 0
+
+
+def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
+    """The cells and what they are made of, before anything is done.
+
+    Raises:
+      UserError: options that do not go together.
+    """
+    if not config.output_dir:
+        raise UserError("--output_dir is missing: the directory of the experiment")
+    for seed in config.seeds:
+        if not (seed.isascii() and seed.isdigit() and int(seed) < 2**32):
+            raise UserError(f"--seeds: {seed!r} is not a whole number from 0")
+    sizes = []
+    for text in config.n:
+        if not (text.isascii() and text.isdigit() and int(text) >= 1):
+            raise UserError(f"--n: {text!r} is not a positive whole number")
+        sizes.append(int(text))
+    in_laboratory = config.train_data == (LABORATORY,)
+    if in_laboratory and config.tests:
+        raise UserError("--tests: the laboratory has test sets of its own; name --train_data for others")
+    if not in_laboratory and not config.tests:
+        raise UserError("--tests is empty: name the candidates files to choose from, NAME=FILE")
+    tests = {}
+    for entry in config.tests:
+        name, found, path = entry.partition("=")
+        if not (name and found and path) or name in tests:
+            raise UserError(f"--tests: {entry!r} is not NAME=FILE with a name of its own")
+        tests[name] = pathlib.Path(path)
+    levels = config.levels if in_laboratory else ("real",)
+    grid = cells(
+        config.rows,
+        config.treatments,
+        levels,
+        [int(seed) for seed in config.seeds],
+        config.other_level_treatments,
+        config.grouping_rows,
+    )
+    base = TrainConfig(
+        train_data=config.train_data,
+        model=config.model,
+        granularity=GranularityConfig(
+            epochs_per_granularity=config.epochs_per_granularity, window_tail=config.window_tail
+        ),
+        loss=LossConfig(margin=config.margin),
+        optimizer=config.optimizer,
+        packing=config.packing,
+        encoding=config.encoding,
+        read=config.read,
+        eval=EvalConfig(eval_fraction=0.0),
+        device=config.device,
+        run=RunConfig(
+            compile_cache_dir=config.compile_cache_dir, data_cache_dir=config.data_cache_dir, checkpoint_every=10**6
+        ),
+    )
+    return grid, Materials(
+        pathlib.Path(config.output_dir), base, tests, tuple(sizes), config.laboratory if in_laboratory else None
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(ExperimentConfig, main))

@@ -1,0 +1,257 @@
+"""One cell of the grid: a run of train kept in memory, its scores of the test sets, and which questions it gets right.
+
+The network, weights, data, batches and compiled steps are those of the train command, the scores those of the score
+command, and the choices those of bon; only files in between are left out. Cells of one process share what is compiled:
+steps are built once for each loss and number of steps, and the forward pass once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Bool, Float, Int
+
+from cfprm_jax.config import LossConfig, OptimizerConfig
+from cfprm_jax.data.corpus import open_corpus
+from cfprm_jax.data.encoding import Encoder, load_tokenizer
+from cfprm_jax.data.loader import Loader
+from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.candidates import read_candidates
+from cfprm_jax.evaluation.grading import Grader
+from cfprm_jax.inference.scorer import Item, Plan, Scorer
+from cfprm_jax.models import hf
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.train import TrainConfig
+from cfprm_jax.training import caches, program, sharding
+from cfprm_jax.training.checkpoint import LoadedPRM
+
+AGGREGATIONS = ("min", "last")
+SUBSETS = ("first", "all")
+"""Which n candidates are chosen from: the first in file order, as bon does; or every subset of n, on average."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TestSet:
+    """The candidates of a test set, all of its questions having the same number of them.
+
+    Attributes:
+      name: in tables.
+      path: its candidates file.
+      items: question and steps of every candidate, question by question.
+      correct: whether each is right.
+      group: which candidates of a question give the same answer; -1 for none.
+    """
+
+    name: str
+    path: pathlib.Path
+    items: list[Item]
+    correct: Bool[np.ndarray, "questions candidates"]
+    group: Int[np.ndarray, "questions candidates"]
+
+    def majority(self, n: int) -> Bool[np.ndarray, " questions"]:
+        """Whether the answer that most of the first n candidates give, the first given on a tie, is right."""
+        right = []
+        for groups, correct in zip(self.group[:, :n], self.correct[:, :n], strict=True):
+            counts = np.bincount(groups[groups >= 0], minlength=1)
+            right.append(bool(counts.any()) and bool(correct[np.flatnonzero(groups == counts.argmax())[0]]))
+        return np.array(right)
+
+
+def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) -> TestSet:
+    """A test set of candidates that say whether they are correct; the first so many of each question.
+
+    Raises:
+      UserError: the file is no candidates file, a candidate does not say whether it is correct, or a question has too
+        few.
+    """
+    items: list[Item] = []
+    correct, group = [], []
+    for question, judgement in Grader("none").judge(read_candidates(str(path))):
+        if len(question.candidates) < most:
+            raise UserError(f"{question.source}: {len(question.candidates)} candidates, but --n names {most}")
+        for candidate in question.candidates[:most]:
+            steps = encoder.split(candidate.text or "") if candidate.steps is None else candidate.steps
+            items.append((question.question, steps))
+        correct.append(judgement.correct[:most])
+        group.append(judgement.group[:most])
+    return TestSet(name, pathlib.Path(path), items, np.array(correct, bool), np.array(group))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a cell found.
+
+    Attributes:
+      num_steps: optimizer steps.
+      tokens: tokens computed in training, shared prefixes once.
+      final_loss: mean over the last tenth of the steps.
+      digest: SHA-256 of the trained parameters.
+      right: "test set/aggregation/subsets" to the share of choices of n that are right, for every question and n.
+    """
+
+    num_steps: int
+    tokens: int
+    final_loss: float
+    digest: str
+    right: dict[str, Float[np.ndarray, "questions n"]]
+
+
+class Bench:
+    """Runs cells, one after another, and keeps what they share."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._scorers: dict[Any, Scorer] = {}
+        self._plans: dict[Any, Plan] = {}
+
+    def run(self, config: TrainConfig, tests: Sequence[TestSet], n: Sequence[int]) -> Outcome:
+        """Train as the train command would, then score and choose.
+
+        Raises:
+          UserError: what the command raises, or a loss that is not finite.
+        """
+        model = config.model
+        backbone, _ = hf.read_config(model.model)
+        backbone.refuse_length(config.encoding.max_length)
+        attention = sharding.attention_backend(model.attention, self._mesh, backbone, model.dtype)
+        network = PRMConfig(backbone, model.head, model.dtype, attention, model.remat)
+        tokenizer = load_tokenizer(model.model, config.encoding.marker, backbone.vocab_size)
+        corpus = open_corpus(
+            config.train_data,
+            config.read,
+            config.granularity,
+            config.encoding,
+            tokenizer,
+            caches.cache_directory(config.run.data_cache_dir, "corpora"),
+        )
+        loader = Loader(
+            corpus,
+            config.granularity,
+            config.packing,
+            config.encoding,
+            config.run.seed,
+            sharding.row_multiple(self._mesh) * config.optimizer.accumulation,
+        )
+        num_steps = min(loader.num_steps, config.run.max_steps or loader.num_steps)
+        built = _program(network, config.loss, config.optimizer, num_steps, self._mesh)
+        params, _ = hf.load_params(
+            model.model,
+            network,
+            shardings=built.param_shardings,
+            dtype=jnp.float32,
+            head_key=jax.random.key(config.run.seed),
+        )
+        state = built.init_state(params)
+        del params
+        losses, tokens = [], 0
+        with contextlib.closing(loader.iterator()) as batches:
+            for _ in range(num_steps):
+                batch = next(batches)
+                state, metrics = built.train_step(state, sharding.put_batch(batch.packed, built.batch_shardings))
+                losses.append(metrics["loss"])
+                tokens += batch.tokens_computed
+        params = state.params
+        del state  # the optimizer's memory
+        values = np.asarray(jax.device_get(losses))
+        if not np.isfinite(values).all():
+            raise UserError(f"the loss of step {int(np.flatnonzero(~np.isfinite(values))[0]) + 1} is not finite")
+        loaded = LoadedPRM(dataclasses.replace(network, remat="none"), params, tokenizer, config.encoding, {})
+        return Outcome(
+            num_steps,
+            tokens,
+            float(values[-max(num_steps // 10, 1) :].mean()),
+            digest(loaded.params),
+            self._choices(loaded, tests, n),
+        )
+
+    def _choices(
+        self, loaded: LoadedPRM, tests: Sequence[TestSet], n: Sequence[int]
+    ) -> dict[str, Float[np.ndarray, "questions n"]]:
+        key = (loaded.config, loaded.encoding)
+        if key not in self._scorers:
+            self._scorers[key] = Scorer(loaded, mesh=self._mesh)
+        scorer = self._scorers[key].with_params(loaded.params)
+        right = {}
+        for test in tests:
+            # How candidates lie in rows is the same for all reward models.
+            if (key, test.path) not in self._plans:
+                self._plans[key, test.path] = scorer.plan(test.items)
+            logits = scorer.start(self._plans[key, test.path]).scores()
+            for aggregation in AGGREGATIONS:
+                rank = np.array([_aggregate(z, aggregation) for z in logits]).reshape(test.correct.shape)
+                for subsets in SUBSETS:
+                    choose = first_n if subsets == "first" else every_n
+                    right[f"{test.name}/{aggregation}/{subsets}"] = choose(rank, test.correct, n)
+        return right
+
+
+@functools.lru_cache(maxsize=32)
+def _program(
+    network: PRMConfig, loss: LossConfig, optimizer: OptimizerConfig, num_steps: int, mesh: Mesh
+) -> program.Program:
+    """Kept, so that cells which differ in seed or data alone do not compile again."""
+    return program.build(network, loss, optimizer, num_steps, mesh)
+
+
+def _aggregate(logits: Float[np.ndarray, " steps"] | None, aggregation: str) -> float:
+    if logits is None:
+        return -math.inf
+    return float(logits.min() if aggregation == "min" else logits[-1])
+
+
+def first_n(
+    rank: Float[np.ndarray, "questions candidates"], correct: Bool[np.ndarray, "questions candidates"], n: Sequence[int]
+) -> Float[np.ndarray, "questions n"]:
+    """1 where the highest of the first n candidates, the first of them on a tie, is right; else 0."""
+    columns = [np.take_along_axis(correct, rank[:, :size].argmax(axis=1)[:, None], axis=1)[:, 0] for size in n]
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def every_n(
+    rank: Float[np.ndarray, "questions candidates"], correct: Bool[np.ndarray, "questions candidates"], n: Sequence[int]
+) -> Float[np.ndarray, "questions n"]:
+    """The share of all subsets of n candidates whose highest, the first of them on a tie, is right.
+
+    Of N candidates the one with k above it is the highest of C(N - 1 - k, n - 1) subsets. This is the mean over random
+    draws without their noise.
+    """
+    candidates = rank.shape[1]
+    order = np.argsort(-rank, axis=1, kind="stable")
+    sorted_correct = np.take_along_axis(correct, order, axis=1).astype(np.float64)
+    shares = np.array(
+        [
+            [math.comb(candidates - 1 - k, size - 1) / math.comb(candidates, size) for size in n]
+            for k in range(candidates)
+        ]
+    )
+    return sorted_correct @ shares
+
+
+def digest(params: Mapping[str, Any]) -> str:
+    """SHA-256 of the parameters' names, shapes and bytes."""
+    total = hashlib.sha256()
+    for path, leaf in _leaves(params):
+        value = np.ascontiguousarray(leaf)
+        total.update(f"{path} {value.dtype} {value.shape}".encode())
+        total.update(value.tobytes())
+    return total.hexdigest()
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name in sorted(tree):
+        value = tree[name]
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,163 @@
+"""The grid of the paper's experiments: losses by treatments by seeds, and what each cell trains.
+
+A treatment is what training sees and in which order. "plain" is the baseline of the paper and "c2" its method;
+"plain_matched", "shuffled" and "fine_to_coarse" are the controls that tell the windows from the extra steps and from
+the order. The sweep over C adds one new granularity each, as the paper's does. The last ones ask what it costs that
+tree packing keeps trajectories of a record together, beside --packing=sequence, which shuffles them one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from cfprm_jax.config import GranularityConfig
+from cfprm_jax.errors import UserError
+
+ALL, MATCHED, COMPUTE = "all", "matched", "compute"
+
+
+@dataclasses.dataclass(frozen=True)
+class Treatment:
+    """What a run trains on.
+
+    Attributes:
+      title: in tables and text.
+      granularities: window sizes in the order of training.
+      passes: passes at each granularity, in passes of plain training.
+      schedule: as --schedule.
+      packing: as --packing; empty is the packing of the experiment.
+      record_chunk: as --record_chunk, of the packing or of what steps are compared with.
+      steps: "all" of the data; "matched", the full batches that solutions at C=2 and at 1 make together, about twice
+        the steps of "plain";
+        or "compute", as many as have the tokens that tree packing computes for all of the data.
+    """
+
+    title: str
+    granularities: tuple[str, ...]
+    passes: int = 1
+    schedule: str = "coarse_to_fine"
+    packing: str = ""
+    record_chunk: int = 0
+    steps: str = ALL
+
+
+TREATMENTS = {
+    "plain": Treatment("plain", ("1",)),
+    "plain_matched": Treatment("plain, steps of C=2", ("1",), passes=2, steps=MATCHED),
+    "c2": Treatment("C=2, then 1", ("2", "1"), steps=MATCHED),
+    "c3": Treatment("C=3, then 1", ("3", "1"), steps=MATCHED),
+    "c4": Treatment("C=4, then 1", ("4", "1"), steps=MATCHED),
+    "shuffled": Treatment("C=2 and 1, shuffled", ("2", "1"), schedule="shuffled", steps=MATCHED),
+    "fine_to_coarse": Treatment("1, then C=2", ("2", "1"), schedule="fine_to_coarse", steps=MATCHED),
+    "grouped": Treatment("plain, records kept together", ("1",), packing="tree"),
+    "grouped_4": Treatment("plain, 4 of a record kept together", ("1",), packing="tree", record_chunk=4),
+    "plain_compute": Treatment("plain, compute of records kept together", ("1",), steps=COMPUTE),
+    "plain_compute_4": Treatment("plain, compute of 4 kept together", ("1",), record_chunk=4, steps=COMPUTE),
+}
+GROUPING = ("grouped", "grouped_4", "plain_compute", "plain_compute_4")
+"""Treatments that compare records kept together with trajectories shuffled one by one."""
+CHOICES = tuple(name for name in TREATMENTS if name not in GROUPING)
+
+SWEEP = {"plain": 1, "c2": 2, "c3": 3, "c4": 4}
+"""The largest C of each treatment in the figure."""
+
+ORM = "orm"
+LOSSES = {"bce": "BCE", "mse": "MSE", "q_ranking": "Q-ranking"}
+ROWS = {ORM: "ORM", **LOSSES}
+"""Rows of the table: three losses, and the outcome reward model, which is BCE on whole solutions."""
+
+# What an outcome model sees: the whole solution, and coarse to fine from there.
+_ORM_TREATMENTS = {
+    "plain": Treatment("plain", ("whole",)),
+    "c2": Treatment("whole, C=2, then 1", ("whole", "2", "1")),
+}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Cell:
+    """One run: a level of redundancy (or the name of the real data), a row of the table, a treatment, a seed."""
+
+    level: str
+    row: str
+    treatment: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"{self.level}/{self.row}.{self.treatment}.{self.seed}"
+
+    @property
+    def loss(self) -> str:
+        """As --loss."""
+        return "bce" if self.row == ORM else self.row
+
+    @property
+    def what(self) -> Treatment:
+        """What it trains on."""
+        return (_ORM_TREATMENTS if self.row == ORM else TREATMENTS)[self.treatment]
+
+    @property
+    def aggregation(self) -> str:
+        """How a solution is judged: an outcome model by its last score, a process model by its lowest."""
+        return "last" if self.row == ORM else "min"
+
+    def granularity(self, base: GranularityConfig) -> GranularityConfig:
+        """The options of its windows."""
+        what = self.what
+        return dataclasses.replace(
+            base,
+            c_max=1,
+            granularities=what.granularities,
+            epochs_per_granularity=what.passes * base.epochs_per_granularity,
+            schedule=what.schedule,
+        )
+
+
+def cells(
+    rows: Sequence[str],
+    treatments: Sequence[str],
+    levels: Sequence[str],
+    seeds: Sequence[int],
+    elsewhere: Sequence[str],
+    packings: Sequence[str],
+) -> list[Cell]:
+    """Every cell, seed by seed, so that a run that is cut short has whole seeds.
+
+    Args:
+      levels: the first has every treatment, the others those of elsewhere (and no outcome model).
+      elsewhere: treatments at the other levels.
+      packings: rows for which grouping by record is compared with independent shuffling, at the first level.
+
+    Raises:
+      UserError: a name that is none, or one twice.
+    """
+    for flag, names, known in (
+        ("--rows", rows, tuple(ROWS)),
+        ("--treatments", treatments, CHOICES),
+        ("--other_level_treatments", elsewhere, CHOICES),
+        ("--grouping_rows", packings, tuple(LOSSES)),
+        ("--seeds", [str(seed) for seed in seeds], None),
+    ):
+        check_names(flag, names, known)
+    out = []
+    for seed in seeds:
+        for level in levels:
+            first = level == levels[0]
+            for row in rows:
+                if row == ORM:
+                    wanted = [t for t in treatments if t in _ORM_TREATMENTS] if first else []
+                else:
+                    wanted = [*treatments, *(GROUPING if row in packings else ())] if first else list(elsewhere)
+                out += [Cell(level, row, treatment, seed) for treatment in wanted]
+    return out
+
+
+def check_names(flag: str, names: Sequence[str], known: Sequence[str] | None) -> None:
+    """UserError for a name that is not known, or is there twice."""
+    for name in names:
+        if known is not None and name not in known:
+            raise UserError(f"{flag}: {name!r} is not among: {', '.join(known)}")
+    if len(set(names)) != len(names):
+        raise UserError(f"{flag}={','.join(names)} names something twice")

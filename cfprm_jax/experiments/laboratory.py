@@ -1,0 +1,337 @@
+"""The laboratory: a policy with mistakes of its own, exactly labelled solutions of it, and two test sets.
+
+At each level of redundancy a small language model imitates demonstrations of the arithmetic world, which hold slips,
+misconceptions, and steps that restate, split or say nothing. What it samples is judged by the world's exact rule: for
+each seed a training set of its own, and for all seeds the candidates of two test sets, of short and of long problems.
+The problems of all three are disjoint. Solutions to train on end at their first mistake, as where annotators stop
+there (PRM800K). Whatever is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cfprm_jax.config import EncodingConfig, option
+from cfprm_jax.errors import UserError
+from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
+from cfprm_jax.synthetic import judge
+from cfprm_jax.synthetic.solver import Bias, Mistake, sample_misconceptions, solve
+from cfprm_jax.synthetic.world import DAYS, Problem, WorldConfig, distinct_problems, sample_problem
+
+LEVELS = {"none": (0.0, 0.0, 0.0), "some": (0.2, 0.15, 0.1), "much": (0.5, 0.4, 0.4)}
+"""Rates of steps that restate, that are told in two, and that are followed by one that says nothing."""
+
+TESTS = ("short", "long")
+_WORLD, _PROBLEMS, _DEMONSTRATIONS = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaboratoryConfig:
+    """The laboratory: a synthetic world, its policy and its data."""
+
+    world_seed: int = option(0, "Seed of the world, its policy and its test sets, which all seeds share.", lower=0)
+    demonstrations: int = option(24000, "Solutions that the policy imitates.", lower=1)
+    misconceptions: float = option(
+        0.25, "Share of the pairs of a day and a move that demonstrations tend to get wrong.", lower=0.0, upper=1.0
+    )
+    train_problems: int = option(256, "Problems of a training set.", lower=1)
+    solutions_per_problem: int = option(32, "Sampled solutions of each.", lower=1)
+    test_questions: int = option(200, "Questions of each test set.", lower=1)
+    candidates: int = option(64, "Sampled candidates of each test question.", lower=1)
+    sampling_temperature: float = option(1.0, "Temperature of the policy.", lower=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """The files of one level of redundancy.
+
+    Attributes:
+      model: the policy's network, which reward models start from.
+      tests: candidates file of each test set.
+      train: stepwise training data of each seed.
+    """
+
+    model: pathlib.Path
+    tests: dict[str, pathlib.Path]
+    train: dict[int, pathlib.Path]
+
+
+def world(level: str, moves: tuple[int, int]) -> WorldConfig:
+    """The world at a level of redundancy, with problems of so many moves."""
+    restate, split, idle = LEVELS[level]
+    return WorldConfig(
+        min_moves=moves[0],
+        max_moves=moves[1],
+        redundancy_rate=restate,
+        split_rate=split,
+        idle_rate=idle,
+        review_rate=0.0,
+        slip_rate=0.04,
+        slips=("before", "result"),
+        biases=("before", "result"),
+        min_bias=0.5,
+        max_bias=0.95,
+    )
+
+
+_MOVES = {"short": (3, 4), "long": (5, 6), "train": (3, 6)}
+
+
+def make(
+    directory: str | pathlib.Path,
+    level: str,
+    seeds: Sequence[int],
+    config: LaboratoryConfig,
+    encoding: EncodingConfig,
+    compile_cache_dir: str,
+    say: Callable[[str], None],
+) -> Level:
+    """Everything of one level, made in a directory of its own.
+
+    Raises:
+      UserError: the directory was made with other options, or problems are too few.
+    """
+    root = pathlib.Path(directory) / level
+    root.mkdir(parents=True, exist_ok=True)
+    with _locked(root / "lock"):
+        _require_same(root / "config.json", {**dataclasses.asdict(config), **dataclasses.asdict(encoding)})
+        laboratory = _Laboratory(root, level, config, encoding, compile_cache_dir, say)
+        laboratory.policy()
+        return Level(
+            laboratory.backbone(),
+            {name: laboratory.test(name) for name in TESTS},
+            {seed: laboratory.train(seed) for seed in seeds},
+        )
+
+
+class _Laboratory:
+    def __init__(
+        self,
+        root: pathlib.Path,
+        level: str,
+        config: LaboratoryConfig,
+        encoding: EncodingConfig,
+        compile_cache_dir: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._root, self._level, self._config, self._encoding = root, level, config, encoding
+        self._compile_cache_dir, self._say = compile_cache_dir, say
+        taken: set[Problem] = set()
+        rng = np.random.default_rng((config.world_seed, _PROBLEMS))
+        self._tests = {
+            name: distinct_problems(world(level, _MOVES[name]), config.test_questions, rng, taken) for name in TESTS
+        }
+        self._taken = frozenset(taken)
+
+    def policy(self) -> None:
+        """The policy, which samples."""
+        target = self._root / "policy"
+        if target.exists():
+            return
+        # transformers takes seconds to import.
+        from cfprm_jax.synthetic.model import make_config
+        from cfprm_jax.synthetic.tokenizer import make_tokenizer
+
+        tokenizer = make_tokenizer()
+        partial = self._root / "policy.partial"
+        loss = train_policy(
+            partial,
+            list(self._demonstrations()),
+            tokenizer,
+            make_config(len(tokenizer)),
+            self._encoding,
+            PolicyConfig(),
+            self._config.world_seed,
+        )
+        partial.rename(target)
+        self._say(f"policy      redundancy {self._level}: {loss:.3f} nats a token at the end")
+
+    def backbone(self) -> pathlib.Path:
+        """What reward models start from."""
+        target = self._root / "backbone"
+        if not target.exists():
+            partial = self._root / "backbone.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            write_backbone(self._root / "policy", partial, self._encoding)
+            partial.rename(target)
+        return target
+
+    def _demonstrations(self) -> Iterator[Demonstration]:
+        config = world(self._level, _MOVES["train"])
+        # The misconceptions are the world's own, whatever the redundancy.
+        beliefs = np.random.default_rng((self._config.world_seed, _WORLD))
+        misconceptions = sample_misconceptions(self._config.misconceptions, config, beliefs)
+        rng = np.random.default_rng((self._config.world_seed, _DEMONSTRATIONS))
+        nothing = Bias(-1, Mistake("before", 1), 0.0)
+        count = 0
+        while count < self._config.demonstrations:
+            problem = sample_problem(config, rng)
+            if problem not in self._taken:
+                count += 1
+                yield problem.question, solve(problem, nothing, config, rng, misconceptions).texts
+
+    def test(self, name: str) -> pathlib.Path:
+        """The candidates of a test set, judged."""
+        target = self._root / f"{name}.jsonl"
+        if not target.exists():
+            sampled = self._sample(name, self._tests[name], self._config.candidates, self._config.world_seed)
+            _write(target, (_judged(row, name) for row in sampled))
+            self._say(f"test        redundancy {self._level}, {name}: {describe(target)}")
+        return target
+
+    def train(self, seed: int) -> pathlib.Path:
+        """The training set of a seed: always the same number of solutions, of two steps or more."""
+        target = self._root / f"train_{seed}.jsonl"
+        if target.exists():
+            return target
+        config = self._config
+        rng = np.random.default_rng((config.world_seed, seed, _PROBLEMS))
+        wanted = config.train_problems * config.solutions_per_problem
+        # Some more, as a sample of one step gives nothing to merge and is left out.
+        asked = config.train_problems + config.train_problems // 10 + 2
+        problems = distinct_problems(world(self._level, _MOVES["train"]), asked, rng, set(self._taken))
+        sampled = self._sample(f"train_{seed}", problems, config.solutions_per_problem, seed)
+        rows = [row for question in sampled for row in _stepwise(question)]
+        if len(rows) < wanted:
+            raise UserError(f"{target}: the policy gave {len(rows)} solutions of two steps or more, not {wanted}")
+        _write(target, iter(rows[:wanted]))
+        labels = np.concatenate([row["labels"] for row in rows[:wanted]])
+        self._say(
+            f"train       redundancy {self._level}, seed {seed}: {wanted:,} solutions, "
+            f"{len(labels) / wanted:.1f} steps each, {labels.mean():.0%} of them positive"
+        )
+        return target
+
+    def _sample(self, name: str, problems: Sequence[Problem], candidates: int, seed: int) -> list[dict[str, Any]]:
+        """Rows of a candidates file with "steps"."""
+        from cfprm_jax import sample
+
+        questions, output = self._root / f"{name}.questions.jsonl", self._root / f"{name}.sampled.jsonl"
+        _write(
+            questions,
+            (
+                {"id": f"{name}_{number:05d}", "question": problem.question, "answer": DAYS[problem.answer]}
+                for number, problem in enumerate(problems)
+            ),
+        )
+        output.unlink(missing_ok=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            sample.main(
+                sample.SampleConfig(
+                    model=str(self._root / "policy"),
+                    questions=(str(questions),),
+                    output=str(output),
+                    num_candidates=candidates,
+                    temperature=self._config.sampling_temperature,
+                    max_new_tokens=self._encoding.max_length,
+                    seed=seed,
+                    system_prompt=self._encoding.system_prompt,
+                    batch_rows=256,
+                    dtype="float32",
+                    compile_cache_dir=self._compile_cache_dir,
+                )
+            )
+        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        separator = self._encoding.separator
+        for row in rows:
+            for candidate in row["candidates"]:
+                candidate["steps"] = [step for step in candidate["text"].split(separator) if step.strip()]
+        for path in (questions, output, *self._root.glob(f"{output.name}.*")):
+            path.unlink(missing_ok=True)
+        return rows
+
+
+def _problem(row: dict[str, Any]) -> Problem:
+    problem = judge.parse_problem(row["question"])
+    assert problem is not None, row["question"]
+    return problem
+
+
+def _judged(row: dict[str, Any], dataset: str) -> dict[str, Any]:
+    """A row of a candidates file with what the world's rule says of every candidate."""
+    problem, candidates = _problem(row), []
+    for candidate in row["candidates"]:
+        judgement = judge.judge(problem, candidate["steps"])
+        candidates.append(
+            {
+                "steps": candidate["steps"],
+                "predicted": None if judgement.answer is None else DAYS[judgement.answer],
+                "correct": judgement.answer == problem.answer,
+                "labels": list(judgement.labels),
+            }
+        )
+    return {**row, "dataset": dataset, "candidates": candidates}
+
+
+def _stepwise(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Stepwise rows of the solutions of a question that have two steps or more, until their first mistake.
+
+    One whose first step is wrong keeps its second, so that all have something to merge and every granularity has the
+    same solutions.
+    """
+    problem = _problem(row)
+    for number, candidate in enumerate(row["candidates"]):
+        labels = judge.judge(problem, candidate["steps"]).labels
+        end = max(labels.index(0) + 1, 2) if 0 in labels else len(labels)
+        if len(labels) >= 2:
+            yield {
+                "id": f"{row['id']}_{number}",
+                "prompt": row["question"],
+                "completions": candidate["steps"][:end],
+                "labels": [bool(label) for label in labels[:end]],
+                "answer": row["answer"],
+            }
+
+
+def describe(path: pathlib.Path) -> str:
+    """What a test set holds, in one line."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    correct = [[candidate["correct"] for candidate in row["candidates"]] for row in rows]
+    steps = [len(candidate["steps"]) for row in rows for candidate in row["candidates"]]
+    distinct = [len({tuple(candidate["steps"]) for candidate in row["candidates"]}) for row in rows]
+    return (
+        f"{len(rows)} questions x {len(correct[0])} candidates ({np.mean(distinct):.0f} distinct), "
+        f"{np.mean(steps):.1f} steps each, pass@1 {np.mean([np.mean(line) for line in correct]):.1%}, "
+        f"oracle {np.mean([any(line) for line in correct]):.1%}"
+    )
+
+
+def _write(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
+    """A file that is whole or is not there."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    partial.rename(path)
+
+
+def _require_same(path: pathlib.Path, options: dict[str, Any]) -> None:
+    if path.exists():
+        before = json.loads(path.read_text())
+        changed = [
+            f"{name} was {before.get(name)} and is {options[name]}"
+            for name in options
+            if before.get(name) != options[name]
+        ]
+        if changed:
+            raise UserError(
+                f"{path.parent} was made with other options: {'; '.join(changed)}. Name another --output_dir"
+            )
+    path.write_text(json.dumps(options, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    """One process at a time; others wait and then find what it made."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,264 @@
+"""Runs a grid: one cell after another, each in a directory of its own that says what it was made from.
+
+A cell's fingerprint is a hash of its options and of the content of its files. A cell whose directory has the same
+fingerprint is done; anything else is run, and written as one file that is whole or is not there. Several processes may
+work on one experiment: each takes cells that no other holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import io
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float
+
+from cfprm_jax import flags
+from cfprm_jax.config import GranularityConfig
+from cfprm_jax.data.batching import BatchPlan
+from cfprm_jax.data.corpus import Corpus, open_corpus
+from cfprm_jax.data.encoding import Encoder, load_tokenizer
+from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.partition import shared_forest
+from cfprm_jax.experiments import laboratory
+from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
+from cfprm_jax.experiments.grid import COMPUTE, MATCHED, TREATMENTS, Cell
+from cfprm_jax.train import TrainConfig
+from cfprm_jax.training import caches
+from cfprm_jax.training.metrics import duration
+
+LABORATORY = "laboratory"
+# Raised when the same options would give other numbers, so that old cells are not taken for new ones.
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Materials:
+    """What cells are made of.
+
+    Attributes:
+      directory: of the experiment.
+      base: training options that all cells share.
+      tests: files of the test sets, for real data.
+      sizes: the n of Best-of-N.
+      laboratory: options of the synthetic world; None for real data.
+    """
+
+    directory: pathlib.Path
+    base: TrainConfig
+    tests: dict[str, pathlib.Path]
+    sizes: tuple[int, ...]
+    laboratory: laboratory.LaboratoryConfig | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """What is kept of a cell; right is as in Outcome."""
+
+    cell: Cell
+    summary: dict[str, Any]
+    right: dict[str, Float[np.ndarray, "questions n"]]
+
+
+class Runner:
+    """Makes data and runs cells."""
+
+    def __init__(self, materials: Materials, mesh: Mesh, say: Callable[[str], None]) -> None:
+        self._materials, self._say = materials, say
+        self._bench = Bench(mesh)
+        self._levels: dict[str, laboratory.Level] = {}
+        self._tests: dict[str, list[TestSet]] = {}
+        self._digests: dict[pathlib.Path, str] = {}
+
+    def run(self, grid: Sequence[Cell]) -> list[Result]:
+        """The results of all cells, in the order of the grid, those that are there already among them."""
+        for level in dict.fromkeys(cell.level for cell in grid):
+            self._prepare(level, sorted({cell.seed for cell in grid if cell.level == level}))
+        found: dict[Cell, Result] = {}
+        started, ran = time.monotonic(), 0
+        while len(found) < len(grid):
+            progressed = False
+            for cell in grid:
+                if cell in found:
+                    continue
+                with _claimed(self._directory(cell)) as claimed:
+                    if not claimed:
+                        continue
+                    progressed = True
+                    result = self._load(cell)
+                    if result is None:
+                        result, seconds = self._run(cell)
+                        ran += 1
+                        left = (time.monotonic() - started) / ran * (len(grid) - len(found) - 1)
+                        self._say(
+                            f"cell        {len(found) + 1}/{len(grid)} {cell.name}: {result.summary['steps']} steps, "
+                            f"{seconds:.1f} s; {_accuracies(result)}; left {duration(left)} at most"
+                        )
+                    found[cell] = result
+            if not progressed:
+                time.sleep(1.0)  # another process has the rest
+        return [found[cell] for cell in grid]
+
+    def tests(self, level: str) -> list[TestSet]:
+        """The test sets of a level."""
+        if level not in self._tests:
+            base, most = self._materials.base, max(self._materials.sizes)
+            encoder = Encoder(load_tokenizer(self._model(level), base.encoding.marker), base.encoding)
+            files = self._levels[level].tests if self._materials.laboratory else self._materials.tests
+            self._tests[level] = [read_test(name, path, encoder, most) for name, path in files.items()]
+        return self._tests[level]
+
+    def train_config(self, cell: Cell) -> TrainConfig:
+        """The options of the train command that give this cell's run, but for --output_dir."""
+        base, what = self._materials.base, cell.what
+        config = dataclasses.replace(
+            base,
+            train_data=self._train(cell),
+            model=dataclasses.replace(base.model, model=str(self._model(cell.level))),
+            granularity=cell.granularity(base.granularity),
+            loss=dataclasses.replace(base.loss, loss=cell.loss),
+            packing=dataclasses.replace(base.packing, packing=what.packing, record_chunk=what.record_chunk)
+            if what.packing
+            else base.packing,
+            run=dataclasses.replace(base.run, seed=cell.seed),
+        )
+        if what.steps == MATCHED:
+            paired = dataclasses.replace(base.granularity, c_max=1, granularities=TREATMENTS["c2"].granularities)
+            corpus = self._corpus(config, paired)
+            steps = sum(map(corpus.num_trajectories, paired.stages)) * paired.epochs_per_granularity
+            steps //= config.packing.batch_size
+        elif what.steps == COMPUTE:
+            plain = dataclasses.replace(base.granularity, granularities=("1",))
+            steps = _steps_of_shared(self._corpus(config, plain), plain, config, what.record_chunk)
+        else:
+            return config
+        return dataclasses.replace(config, run=dataclasses.replace(config.run, max_steps=max(steps, 1)))
+
+    def _corpus(self, config: TrainConfig, granularity: GranularityConfig) -> Corpus:
+        tokenizer = load_tokenizer(config.model.model, config.encoding.marker)
+        cache = caches.cache_directory(config.run.data_cache_dir, "corpora")
+        return open_corpus(config.train_data, config.read, granularity, config.encoding, tokenizer, cache)
+
+    def _prepare(self, level: str, seeds: Sequence[int]) -> None:
+        made = self._materials.laboratory
+        if made is not None:
+            root = self._materials.directory / LABORATORY
+            cache = self._materials.base.run.compile_cache_dir
+            self._levels[level] = laboratory.make(
+                root, level, seeds, made, self._materials.base.encoding, cache, self._say
+            )
+
+    def _model(self, level: str) -> pathlib.Path:
+        return self._levels[level].model if self._levels else pathlib.Path(self._materials.base.model.model)
+
+    def _train(self, cell: Cell) -> tuple[str, ...]:
+        return (str(self._levels[cell.level].train[cell.seed]),) if self._levels else self._materials.base.train_data
+
+    def _directory(self, cell: Cell) -> pathlib.Path:
+        return self._materials.directory / "cells" / cell.name
+
+    def _fingerprint(self, cell: Cell) -> str:
+        options = flags.as_dict(self._materials.base)
+        for name in ("output_dir", "compile_cache_dir", "data_cache_dir", "train_data", "model", "seed", "loss"):
+            options.pop(name)
+        identity = {
+            "version": _VERSION,
+            "options": options,
+            "cell": [cell.loss, dataclasses.asdict(cell.what), cell.seed],
+            "train": [self._digest(file.path) for file in expand(self._train(cell))],
+            "model": {p.name: self._digest(p) for p in sorted(self._model(cell.level).iterdir()) if p.is_file()},
+            "tests": [[test.name, self._digest(test.path)] for test in self.tests(cell.level)],
+            "n": self._materials.sizes,
+        }
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def _digest(self, path: pathlib.Path) -> str:
+        if path not in self._digests:
+            with path.open("rb") as file:
+                self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._digests[path]
+
+    def _load(self, cell: Cell) -> Result | None:
+        path = self._directory(cell) / "result.npz"
+        if not path.exists():
+            return None
+        with np.load(path) as stored:
+            summary = json.loads(str(stored["summary"]))
+            right = {name: stored[name] for name in stored.files if name != "summary"}
+        return Result(cell, summary, right) if summary["fingerprint"] == self._fingerprint(cell) else None
+
+    def _run(self, cell: Cell) -> tuple[Result, float]:
+        started = time.monotonic()
+        config, directory = self.train_config(cell), self._directory(cell)
+        outcome = self._bench.run(config, self.tests(cell.level), self._materials.sizes)
+        summary = _summary(outcome, self._fingerprint(cell), self._materials.sizes)
+        seconds = time.monotonic() - started
+        (directory / "train.flags").write_text(flags.flag_file(config))
+        (directory / "seconds.txt").write_text(f"{seconds:.2f}\n")
+        _write(directory / "result.npz", summary, outcome.right)
+        return Result(cell, summary, outcome.right), seconds
+
+
+def _steps_of_shared(corpus: Corpus, plain: GranularityConfig, config: TrainConfig, record_chunk: int) -> int:
+    """Steps without shared prefixes that hold as many tokens as a whole run with them computes."""
+    plan = BatchPlan(corpus, plain, "tree", config.packing.batch_size, config.run.seed, record_chunk)
+    shared = expanded = 0
+    for step in range(plan.num_steps):
+        tokens = [corpus[granularity][place].tokens for granularity, place in plan.batch(step)[1]]
+        shared += shared_forest(tokens).size
+        expanded += sum(map(len, tokens))
+    return round(plan.num_steps * shared / expanded)
+
+
+def _summary(outcome: Outcome, fingerprint: str, sizes: Sequence[int]) -> dict[str, Any]:
+    return {
+        "fingerprint": fingerprint,
+        "steps": outcome.num_steps,
+        "tokens": outcome.tokens,
+        "final_loss": outcome.final_loss,
+        "parameters_sha256": outcome.digest,
+        "n": list(sizes),
+        "accuracy": {name: right.mean(axis=0).tolist() for name, right in outcome.right.items()},
+    }
+
+
+def _write(path: pathlib.Path, summary: dict[str, Any], right: dict[str, np.ndarray]) -> None:
+    """One file, the same bytes for the same numbers, whole or not there."""
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {"summary": np.array(json.dumps(summary)), **right}
+    np.savez_compressed(content, **arrays)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content.getvalue())
+    partial.rename(path)
+
+
+def _accuracies(result: Result) -> str:
+    """Mean accuracy over n of every test set, by the cell's aggregation."""
+    parts = []
+    for name, values in result.summary["accuracy"].items():
+        test, aggregation, subsets = name.rsplit("/", 2)
+        if aggregation == result.cell.aggregation and subsets == "all":
+            parts.append(f"{test} {100 * float(np.mean(values)):.1f} %")
+    return ", ".join(parts)
+
+
+@contextlib.contextmanager
+def _claimed(directory: pathlib.Path) -> Iterator[bool]:
+    """Whether this process has the cell, which it keeps until the end of the block, however that comes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

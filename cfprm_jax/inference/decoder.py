@@ -1,0 +1,262 @@
+"""One token at a time through a Qwen2 decoder, for many rows at once, over keys and values that are kept.
+
+The forward pass is that of :mod:`cfprm_jax.models.qwen2`; only its shape differs. Activations are [features, rows]
+here: on CPU a product with a kernel [out, in] is a fifth faster that way at 64 rows, and as fast elsewhere.
+
+A row's keys and values stand in two places. The cache has the prompt's and, from the next multiple of STRIDE on, those
+of what was decoded; the tail has the last few, which all rows write at the same place, so that a step changes nothing
+but one column of a small array. :func:`extend` puts a full tail, STRIDE tokens, into the cache. Layers are separate
+arrays: stacked ones would be copied out of the stack at every step.
+
+What one row gets does not depend on the other rows, nor on how long the cache is, to the bit: the cache is in blocks
+of one size, each is computed as if alone, and blocks that a row has nothing in add zeros in the order of the blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.parameters import Params
+from cfprm_jax.models.products import matmul_precision
+from cfprm_jax.models.qwen2 import DecoderLayer, rotary_angles, rotate
+
+BLOCK = 128
+"""Columns of a block of the cache."""
+STRIDE = 8
+"""Columns of the tail."""
+
+
+class KeysValues(NamedTuple):
+    """Keys and values of some positions, one array a layer.
+
+    Attributes:
+      keys: [blocks, rows, kv_heads, head_dim, columns] each, rotated; the order in which products with queries are
+        fastest.
+      values: [blocks, rows, kv_heads, columns, head_dim] each.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that there are."""
+        return self.values[0].shape[0]
+
+
+class Place(NamedTuple):
+    """Where rows are.
+
+    Attributes:
+      prompt: columns of the cache that hold the prompt.
+      position: tokens whose keys and values are in the cache, the prompt's included; the tail begins there.
+    """
+
+    prompt: Int[Array, " rows"]
+    position: Int[Array, " rows"]
+
+    @property
+    def column(self) -> Int[Array, " rows"]:
+        """Column of the cache that the tail goes to: whole tails never cross the border of a block."""
+        return self.position + -self.prompt % STRIDE
+
+
+class DecoderParams(NamedTuple):
+    """Parameters for decoding, each layer's apart, in the compute type. The head is [vocab, embed]."""
+
+    embedding: jax.Array
+    layers: tuple[Params, ...]
+    final_norm: Params
+    lm_head: jax.Array
+
+
+def empty(net: Qwen2Config, blocks: int, rows: int, columns: int, dtype: Any) -> KeysValues:
+    """Zeros: what is masked must still be finite."""
+    kv, width = net.num_key_value_heads, net.head_dim
+    layers = range(net.num_hidden_layers)
+    return KeysValues(
+        tuple(jnp.zeros((blocks, rows, kv, width, columns), dtype) for _ in layers),
+        tuple(jnp.zeros((blocks, rows, kv, columns, width), dtype) for _ in layers),
+    )
+
+
+def prefill(config: PRMConfig, params: DecoderParams, tokens: Int[Array, " length"]) -> KeysValues:
+    """Keys and values of one sequence as one row of a cache.
+
+    Args:
+      tokens: less than a block, or whole blocks. What stands after a prompt's end changes nothing before it.
+    """
+    net = config.backbone
+    length = len(tokens)
+    blocks = max(1, length // BLOCK)
+    cosine, sine = rotary_angles(jnp.arange(length)[None], net.head_dim, net.rope_theta)
+    causal = jnp.full((1, length), length, jnp.int32)
+    x = params.embedding[tokens][None].astype(config.dtype)
+    keys, values = [], []
+    for layer in params.layers:
+        block = DecoderLayer(config, layer)
+        # The block computes these again; XLA merges the two, and drops what nothing reads of the last layer.
+        normed = block.attention_norm(x)
+        shape = (1, length, net.num_key_value_heads, net.head_dim)
+        k = rotate(block.attention.key(normed).reshape(shape), cosine, sine)
+        v = block.attention.value(normed).reshape(shape)
+        k, v = (array.reshape(blocks, 1, length // blocks, *shape[2:]) for array in (k, v))
+        keys.append(k.transpose(0, 1, 3, 4, 2))
+        values.append(v.transpose(0, 1, 3, 2, 4))
+        x = block(x, cosine, sine, causal)
+    return KeysValues(tuple(keys), tuple(values))
+
+
+def insert(cache: KeysValues, sequence: KeysValues, rows: Int[Array, " count"]) -> KeysValues:
+    """The cache with one sequence at the front of some rows; row numbers beyond the last are none."""
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        # The cache may lack a block that holds nothing but the sequence's padding.
+        blocks = min(old.shape[0], new.shape[0])
+        front = (slice(blocks), rows, *(slice(size) for size in new.shape[2:]))
+        return old.at[front].set(new[:blocks], mode="drop")
+
+    return KeysValues(
+        tuple(put(old, new) for old, new in zip(cache.keys, sequence.keys, strict=True)),
+        tuple(put(old, new) for old, new in zip(cache.values, sequence.values, strict=True)),
+    )
+
+
+def resize(cache: KeysValues, blocks: int) -> KeysValues:
+    """The cache with more blocks at its end, or fewer."""
+
+    def sized(array: jax.Array) -> jax.Array:
+        return jnp.pad(array[:blocks], ((0, max(0, blocks - array.shape[0])), *[(0, 0)] * 4))
+
+    return jax.tree.map(sized, cache)
+
+
+def extend(cache: KeysValues, tail: KeysValues, place: Place) -> KeysValues:
+    """The cache with each row's tail where it belongs; there must be room."""
+    block, column = jnp.divmod(place.column, BLOCK)
+    where = jnp.stack([block, jnp.arange(len(block)), column], axis=1)
+
+    def put(old: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+        # One window a row. A vmapped update would have the whole cache transposed for it.
+        dimensions = jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(1, 2, 3), inserted_window_dims=(0, 1), scatter_dims_to_operand_dims=(0, 1, axis)
+        )
+        return jax.lax.scatter(
+            old, where, new[0], dimensions, unique_indices=True, mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        )
+
+    return KeysValues(
+        tuple(put(old, new, 4) for old, new in zip(cache.keys, tail.keys, strict=True)),
+        tuple(put(old, new, 3) for old, new in zip(cache.values, tail.values, strict=True)),
+    )
+
+
+def step(
+    config: PRMConfig,
+    params: DecoderParams,
+    tokens: Int[Array, " rows"],
+    place: Place,
+    offset: Int[Array, ""],
+    cache: KeysValues,
+    tail: KeysValues,
+) -> tuple[Float[Array, "vocab rows"], KeysValues]:
+    """The logits after one more token a row, and the tail with that token in column offset.
+
+    Args:
+      tokens: the token at position place.position + offset of each row.
+      offset: tokens that all rows have in the tail.
+
+    Returns:
+      float32 logits [vocab, rows], and the tail.
+    """
+    net = config.backbone
+    rows, kv, width = tokens.shape[0], net.num_key_value_heads, net.head_dim
+    cosine, sine = rotary_angles((place.position + offset)[None], width, net.rope_theta)
+    column = jnp.arange(cache.blocks * BLOCK).reshape(-1, 1, BLOCK)
+    prompt, begin, end = (array[:, None] for array in (place.prompt, place.column - place.position, place.column))
+    seen = (column < prompt) | ((column >= prompt + begin) & (column < end))
+    recent = jnp.broadcast_to(jnp.arange(STRIDE) <= offset, (1, rows, STRIDE))
+    x = params.embedding[tokens].astype(config.dtype).T
+    keys, values = [], []
+    for layer, cache_k, cache_v, tail_k, tail_v in zip(params.layers, *cache, *tail, strict=True):
+        weights = layer["attention"]
+        normed = _norm(x, layer["attention_norm"], net.rms_norm_eps)
+        q = _heads(_linear(normed, weights["query"]), width)
+        k = _heads(_linear(normed, weights["key"]), width)
+        v = _heads(_linear(normed, weights["value"]), width)
+        q, k = rotate(q, cosine, sine)[0], rotate(k, cosine, sine)[0]
+        tail_k = jax.lax.dynamic_update_slice_in_dim(tail_k, k[None, ..., None], offset, axis=4)
+        tail_v = jax.lax.dynamic_update_slice_in_dim(tail_v, v[:, :, :, None], offset, axis=3)
+        keys.append(tail_k)
+        values.append(tail_v)
+        parts = ((cache_k, cache_v, seen), (tail_k, tail_v, recent))
+        mixed = _attend(q.reshape(rows, kv, -1, width), parts)
+        x = x + _linear(mixed.reshape(rows, -1).T, weights["output"])
+        normed = _norm(x, layer["mlp_norm"], net.rms_norm_eps)
+        mlp = layer["mlp"]
+        x = x + _linear(jax.nn.silu(_linear(normed, mlp["gate"])) * _linear(normed, mlp["up"]), mlp["down"])
+    x = _norm(x, params.final_norm, net.rms_norm_eps)
+    logits = jnp.einsum(
+        "er,ve->vr",
+        x,
+        params.lm_head.astype(x.dtype),
+        precision=matmul_precision(x.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return logits, KeysValues(tuple(keys), tuple(values))
+
+
+def _linear(x: Float[Array, "into rows"], params: Params) -> Float[Array, "out rows"]:
+    y = jnp.einsum("ir,oi->or", x, params["kernel"].astype(x.dtype), precision=matmul_precision(x.dtype))
+    return y + params["bias"].astype(x.dtype)[:, None] if "bias" in params else y
+
+
+def _norm(x: Float[Array, "embed rows"], params: Params, eps: float) -> Float[Array, "embed rows"]:
+    wide = x.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=0) + eps)
+    return (normed * params["scale"].astype(jnp.float32)[:, None]).astype(x.dtype)
+
+
+def _heads(x: Float[Array, "features rows"], width: int) -> Float[Array, "1 rows heads head_dim"]:
+    return x.T.reshape(1, x.shape[1], -1, width)
+
+
+def _attend(
+    q: Float[Array, "rows kv_heads group head_dim"], parts: Sequence[tuple[jax.Array, jax.Array, jax.Array]]
+) -> Float[Array, "rows kv_heads group head_dim"]:
+    """Attention of one query a head, the softmax in float32.
+
+    Args:
+      parts: keys, values, and [blocks, rows, columns] which of them a row sees; at least one over all parts.
+    """
+    precision = matmul_precision(q.dtype)
+    q = (q * q.shape[-1] ** -0.5).astype(q.dtype)
+
+    def logits(keys: jax.Array, seen: jax.Array) -> jax.Array:
+        each = jnp.broadcast_to(q, (len(keys), *q.shape))
+        products = jnp.einsum("brkgd,brkdt->brkgt", each, keys, precision=precision, preferred_element_type=jnp.float32)
+        return jnp.where(seen[:, :, None, None], products, jnp.finfo(jnp.float32).min)
+
+    every = [logits(keys, seen) for keys, _, seen in parts]
+    largest = functools.reduce(jnp.maximum, [_fold(jnp.maximum, z.max(axis=-1)) for z in every])
+    weights = [jnp.exp(z - largest[..., None]) for z in every]
+    total = functools.reduce(jnp.add, [_fold(jnp.add, w.sum(axis=-1)) for w in weights])
+    mixed = [
+        jnp.einsum(
+            "brkgt,brktd->brkgd", w.astype(q.dtype), values, precision=precision, preferred_element_type=jnp.float32
+        )
+        for w, (_, values, _) in zip(weights, parts, strict=True)
+    ]
+    return (functools.reduce(jnp.add, [_fold(jnp.add, m) for m in mixed]) / total[..., None]).astype(q.dtype)
+
+
+def _fold(function: Callable[[jax.Array, jax.Array], jax.Array], array: jax.Array) -> jax.Array:
+    """Over axis 0, one by one; on CPU a reduction in its place, fused into the product, made that six times as slow."""
+    return functools.reduce(function, [array[i] for i in range(len(array))])

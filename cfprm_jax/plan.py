@@ -1,0 +1,204 @@
+"""python -m cfprm_jax.plan: does a training configuration fit an accelerator? Compiled for it, on any machine."""
+
+from __future__ import annotations
+
+import os
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: an accelerator that is here has nothing to do
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+from cfprm_jax import flags
+from cfprm_jax.config import option
+from cfprm_jax.errors import UserError
+from cfprm_jax.models import hf
+from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.planning import ahead, remedies, shapes
+from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
+from cfprm_jax.train import TrainConfig
+from cfprm_jax.training import flops, sharding
+
+# Packed in trees of shared prefixes, 32 PRM800K solutions fill 6 to 11 rows of 2,048.
+_TRAJECTORIES_A_ROW = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """What the plan is for."""
+
+    accelerator: str = option("h100-80gb", "Device that the step is compiled for.", choices=tuple(ACCELERATORS))
+    num_devices: int = option(1, "How many of them; a v5p-8 has 4 chips.", lower=1)
+    rows: int = option(
+        0, "Rows of a batch over all devices; 0 is a quarter of --batch_size for packed rows, else all of it.", lower=0
+    )
+    hbm_reserve: float = option(
+        -1.0, "GiB of a device that are not the step's; -1 is 4 for a GPU (CUDA, cuDNN, NCCL) and 0.25 for a TPU."
+    )
+    model_config: str = option(
+        "", "config.json of the backbone, where --model names no directory here and no published Qwen2.5."
+    )
+    suggest: int = option(2, "Most changes that would make it fit, each compiled as well.", lower=0)
+    output: str = option("", "JSON file for the figures.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanConfig:
+    """Compile the train step for an accelerator that need not be here, and say whether it fits.
+
+    python -m cfprm_jax.plan --flagfile=configs/paper/math_q_ranking_c2.flags --accelerator=h100-80gb --num_devices=1
+
+    Takes every flag of train; no weights and no data are read. Memory, kernels and collectives are the XLA compiler's
+    own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
+    """
+
+    plan: PlanOptions = dataclasses.field(default_factory=PlanOptions)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+
+
+def main(config: PlanConfig) -> int:
+    """The command."""
+    accelerator = ACCELERATORS[config.plan.accelerator]
+    job = make_job(config)
+    limit = usable(accelerator, config.plan.hbm_reserve)
+    print(f"model       {describe_backbone(job.backbone)}, {job.head} head", flush=True)
+    print(
+        f"step        {job.rows} rows of {job.length} tokens, --optimizer={job.optimizer.optimizer} "
+        f"--accumulation={job.optimizer.accumulation} --remat={job.remat} --dtype={job.dtype}"
+    )
+    print(f"compiling   for {config.plan.num_devices} x {accelerator.name}", flush=True)
+    compiled = ahead.compile_step(job, accelerator)
+    fits = not compiled.refused and compiled.memory.total <= limit
+    for line in report(job, compiled, limit):
+        print(line)
+    found: list[remedies.Remedy] = []
+    if not fits and config.plan.suggest:
+        found = remedies.find(job, accelerator, limit, config.plan.suggest, lambda text: print(text, flush=True))
+        for remedy in found:
+            print(f"would fit   {' '.join(remedy.flags)}: {_gib(remedy.total)}")
+        if not found:
+            print("would fit   nothing that was tried: choose another accelerator, or shorter rows")
+    if config.plan.output:
+        figures = as_json(config, job, compiled, limit, found)
+        pathlib.Path(config.plan.output).write_text(json.dumps(figures, indent=2) + "\n")
+    return 0 if fits else 1
+
+
+def make_job(config: PlanConfig) -> ahead.Job:
+    """What train would compile.
+
+    Raises:
+      UserError: the model's shape is not known, or it does not take rows of that length.
+    """
+    plan, train = config.plan, config.train
+    backbone = find_backbone(train.model.model, plan.model_config)
+    backbone.refuse_length(train.encoding.max_length)
+    packed = train.packing.packing != "none"
+    parts = sharding.parse_mesh(train.device.mesh, plan.num_devices)
+    multiple = parts["data"] * parts["fsdp"] * train.optimizer.accumulation
+    rows = plan.rows or -(-train.packing.batch_size // (_TRAJECTORIES_A_ROW if packed else 1))
+    return ahead.Job(
+        backbone=backbone,
+        head=train.model.head,
+        dtype=train.model.dtype,
+        attention=train.model.attention,
+        remat=train.model.remat,
+        loss=train.loss,
+        optimizer=train.optimizer,
+        mesh=train.device.mesh,
+        num_devices=plan.num_devices,
+        rows=-(-rows // multiple) * multiple,
+        length=train.packing.row_length or train.encoding.max_length,
+        trajectories=train.packing.batch_size,
+    )
+
+
+def find_backbone(model: str, model_config: str) -> Qwen2Config:
+    """The shape that --model_config, the directory --model or its name describes, in this order.
+
+    Raises:
+      UserError: none of them does.
+    """
+    if model_config:
+        try:
+            return Qwen2Config.from_hf(json.loads(pathlib.Path(model_config).read_text()))
+        except ValueError as error:
+            raise UserError(f"--model_config={model_config} is not readable as JSON: {error}") from error
+    if (pathlib.Path(model) / "config.json").is_file():
+        return hf.read_config(model)[0]
+    backbone = shapes.known_backbone(model)
+    if backbone is None:
+        raise UserError(
+            f"--model={model} is no directory with a config.json here, nor the name of a published Qwen2.5; "
+            "give the shape by --model_config=FILE"
+        )
+    return backbone
+
+
+def describe_backbone(net: Qwen2Config) -> str:
+    """Its shape in a line."""
+    return (
+        f"{net.num_hidden_layers} layers, width {net.hidden_size}, mlp {net.intermediate_size}, "
+        f"{net.num_attention_heads} heads over {net.num_key_value_heads}, vocabulary {net.vocab_size:,}"
+    )
+
+
+def report(job: ahead.Job, compiled: ahead.Compiled, limit: int) -> list[str]:
+    """The figures as lines."""
+    memory = compiled.memory
+    mesh = ", ".join(f"{axis}={size}" for axis, size in compiled.mesh.items())
+    lines = [f"devices     {job.num_devices} x {compiled.device_kind}, mesh {mesh}; {compiled.parameters:,} parameters"]
+    if compiled.refused:
+        lines.append(f"refused     {compiled.refused}")
+    else:
+        lines.append(f"compiled    in {sum(compiled.seconds):.1f} s")
+        kernels = ", ".join(f"{name} x {times}" for name, times in compiled.attention_kernels.items())
+        lines.append(f"attention   {compiled.attention}: {kernels or 'no kernel, plain XLA'}")
+        lines.append(f"in place    {compiled.aliased} of {compiled.donated} arrays of the state")
+        for kind, what in compiled.collectives.items():
+            lines.append(f"collective  {kind}: {what.bytes / 1e9:.3f} GB a step in {what.count} calls")
+        if not compiled.collectives:
+            lines.append("collective  none")
+    peak = flops.peak_flops(compiled.device_kind)
+    ideal = compiled.model_flops / job.num_devices / peak if peak else None
+    ideally = f", {ideal:.3f} s a step at a device's peak of {peak / 1e12:,.0f} TFLOP/s" if peak and ideal else ""
+    lines.append(
+        f"arithmetic  {compiled.model_flops:.3e} FLOPs a step, "
+        f"{compiled.model_flops / compiled.tokens / 1e9:.2f} GFLOPs a token of full causal rows{ideally}"
+    )
+    names = ("parameters", "optimizer", "gradients", "activations", "batch")
+    lines.append(f"memory      a device: {', '.join(f'{name} {_gib(getattr(memory, name))}' for name in names)}")
+    fits = not compiled.refused and memory.total <= limit
+    verdict = "fits" if fits else "too large"
+    lines.append(f"{verdict:<12}{_gib(memory.total)} of {_gib(limit)} usable on each device")
+    return lines
+
+
+def as_json(
+    config: PlanConfig, job: ahead.Job, compiled: ahead.Compiled, limit: int, found: list[remedies.Remedy]
+) -> dict[str, Any]:
+    """Everything for a program."""
+    return {
+        "fits": not compiled.refused and compiled.memory.total <= limit,
+        "accelerator": config.plan.accelerator,
+        "num_devices": job.num_devices,
+        "rows": job.rows,
+        "row_length": job.length,
+        "usable_bytes": limit,
+        **dataclasses.asdict(compiled),
+        "flops_per_token": compiled.model_flops / compiled.tokens,
+        "would_fit": [dataclasses.asdict(remedy) for remedy in found],
+        "config": flags.as_dict(config),
+    }
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(PlanConfig, main))

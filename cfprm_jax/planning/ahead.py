@@ -1,0 +1,243 @@
+"""The train step compiled by XLA for an accelerator that is not there, and what the compiler says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
+from cfprm_jax.data.packing import PackedBatch
+from cfprm_jax.errors import UserError
+from cfprm_jax.models import parameters
+from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.planning.accelerators import GIB, INSTALL, Gpu, Tpu, require_plugin
+from cfprm_jax.planning.hlo import Collective, Program
+from cfprm_jax.training import flops, program, sharding
+
+# What libtpu reads when it is loaded. Taken back afterwards: to others these names say that there is a TPU.
+_WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked for the TPU that this machine is
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",  # it wants some; the topology that is asked for is what counts
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing is locked that another process could want
+}
+# "Used 107.20G of 95.74G hbm."
+_TOO_LARGE = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": GIB}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is compiled.
+
+    Attributes:
+      attention, dtype, head, remat: as the flags say them.
+      rows, length: of a batch, over all devices.
+      trajectories, steps: most of them in a batch, and most steps in one; they hardly matter.
+    """
+
+    backbone: Qwen2Config
+    head: str
+    dtype: str
+    attention: str
+    remat: str
+    loss: LossConfig
+    optimizer: OptimizerConfig
+    mesh: str
+    num_devices: int
+    rows: int
+    length: int
+    trajectories: int = 32
+    steps: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device.
+
+    Attributes:
+      parameters, optimizer, batch: arguments of the step; the first two are updated in place.
+      gradients: of all parameters at once, as clipping by their norm needs them, with their sum where a step is
+        computed in parts.
+      activations: the rest of what the compiler plans: saved inputs of layers, and temporaries of one.
+      total: what the compiler plans.
+    """
+
+    parameters: int
+    optimizer: int
+    gradients: int
+    batch: int
+    activations: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a step.
+
+    Attributes:
+      attention: the backend that the step was built with.
+      memory: bytes by kind; where the compiler itself gave up, total is what it says it would need.
+      refused: the compiler's words where it gave up, for want of memory; else empty.
+      seconds: of tracing and lowering, and of compiling.
+      donated, aliased: arrays of the state, and those of them whose memory the new state takes over.
+      attention_kernels: name -> how often a step runs it, on each device.
+      collectives: by kind, on each device.
+      model_flops: of the whole batch, all rows full of one causal sequence each: products that the model needs, forward
+        and backward, nothing computed twice.
+    """
+
+    attention: str
+    device_kind: str
+    mesh: dict[str, int]
+    parameters: int
+    memory: Memory
+    refused: str
+    seconds: tuple[float, float]
+    donated: int
+    aliased: int
+    attention_kernels: dict[str, int]
+    collectives: dict[str, Collective]
+    model_flops: float
+    tokens: int
+
+
+def open_mesh(accelerator: Gpu | Tpu, num_devices: int, mesh: str) -> Mesh:
+    """The mesh of --mesh over devices that are not there.
+
+    Raises:
+      UserError: no compiler for them is installed, or there is no such number of them.
+    """
+    arguments = accelerator.topology(num_devices)
+    require_plugin(accelerator)
+    with _environment(_WITHOUT_TPU if accelerator.platform == "tpu" else {}):
+        described = topologies.get_topology_desc(platform=accelerator.platform, **arguments)
+    return sharding.make_mesh(DeviceConfig(mesh=mesh), described.devices)
+
+
+def compile_step(job: Job, accelerator: Gpu | Tpu) -> Compiled:
+    """Compile the train step for the accelerator.
+
+    Raises:
+      UserError: what train would refuse: shapes that the mesh does not divide, a backend that cannot be used there.
+    """
+    mesh = open_mesh(accelerator, job.num_devices, job.mesh)
+    built = _build(job, mesh)
+    batch = _abstract_batch(job, built)
+    state, jitted = built.abstract_state(), cast(Any, built.train_step)
+    started = time.perf_counter()
+    lowered = jitted.lower(state, batch)
+    traced = time.perf_counter()
+    fixed = {
+        "parameters": _on_a_device(state.params),
+        "optimizer": _on_a_device((state.opt_state, state.step)),
+        "gradients": _on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2),
+        "batch": _on_a_device(batch),
+    }
+    text, refused, total = "", "", 0
+    try:
+        with _no_device_cache():
+            compiled = lowered.compile()
+        plan = compiled.memory_analysis()
+        total = plan.argument_size_in_bytes + plan.temp_size_in_bytes + plan.generated_code_size_in_bytes
+        total += plan.output_size_in_bytes - plan.alias_size_in_bytes
+        text = _program_text(compiled, accelerator)
+    except jax.errors.JaxRuntimeError as error:
+        refused = str(error)
+        match = _TOO_LARGE.search(refused)
+        if match is None:
+            raise
+        total = round(float(match[1]) * _UNITS[match[2]])
+    seconds = (traced - started, time.perf_counter() - traced)
+    ran = Program(text)
+    net = built.network
+    return Compiled(
+        attention=net.attention,
+        device_kind=mesh.devices.flat[0].device_kind,
+        mesh=dict(mesh.shape),
+        parameters=parameters.count(net),
+        memory=Memory(**fixed, activations=max(total - sum(fixed.values()), 0), total=total),
+        refused=refused.splitlines()[0] if refused else "",
+        seconds=seconds,
+        donated=len(jax.tree.leaves(state)),
+        aliased=ran.aliased(),
+        attention_kernels=ran.attention_kernels(),
+        collectives=ran.collectives(),
+        model_flops=flops.train_flops(net, job.rows * job.length, job.rows * job.length * (job.length + 1) // 2),
+        tokens=job.rows * job.length,
+    )
+
+
+def least_bytes(job: Job, accelerator: Gpu | Tpu) -> int:
+    """Bytes on each device of state and gradients alone: what does not fit here need not be compiled."""
+    built = _build(job, open_mesh(accelerator, job.num_devices, job.mesh))
+    state = built.abstract_state()
+    return _on_a_device(state) + _on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2)
+
+
+def _program_text(compiled: Any, accelerator: Gpu | Tpu) -> str:
+    try:
+        return compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f"JAX {jax.__version__} cannot read what the compiler for {accelerator.name} wrote: they are not of one "
+            f"release; {INSTALL} installs the one that JAX names"
+        ) from error
+
+
+def _build(job: Job, mesh: Mesh) -> program.Program:
+    attention = sharding.attention_backend(job.attention, mesh, job.backbone, job.dtype)
+    network = PRMConfig(job.backbone, job.head, job.dtype, attention, job.remat)
+    return program.build(network, job.loss, job.optimizer, 1000, mesh)
+
+
+def _abstract_batch(job: Job, built: program.Program) -> PackedBatch:
+    rows, steps = (job.rows, job.length), (job.trajectories, job.steps)
+    shapes = {"tokens": rows, "positions": rows, "subtree_end": rows, "step_positions": steps, "labels": steps}
+    arrays: dict[str, Any] = {
+        name: jax.ShapeDtypeStruct(
+            shape, jnp.float32 if name == "labels" else jnp.int32, sharding=getattr(built.batch_shardings, name)
+        )
+        for name, shape in shapes.items()
+    }
+    return PackedBatch(**arrays)
+
+
+def _on_a_device(tree: Any) -> int:
+    """Bytes that one device holds of a tree of abstract arrays."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables that are set for a while, where they are not already."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def _no_device_cache() -> Iterator[None]:
+    """Programs for devices that are not there are not kept: no run could use them, and loading one would fail."""
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
+    config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        config.update("jax_enable_compilation_cache", before)

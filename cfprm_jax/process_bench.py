@@ -1,0 +1,237 @@
+"""python -m cfprm_jax.process_bench: how well a PRM finds the first wrong step of a solution."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cfprm_jax import flags
+from cfprm_jax.config import ATTENTIONS, DeviceConfig, option
+from cfprm_jax.data.formats.files import expand, rows
+from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.first_error import Accuracies, Labelled, accuracies, predict, tune
+from cfprm_jax.evaluation.tables import markdown
+from cfprm_jax.progress import ProgressLine
+
+# Solutions that are scored together: enough to fill batches, few enough to see how it goes.
+_CHUNK = 128
+_NUMBERED = re.compile(r"(?P<subset>.+)-\d+")
+RESULTS, TABLE, PREDICTIONS = "results.json", "table.md", "predictions.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessBenchConfig:
+    """How well a PRM finds the first wrong step: ProcessBench.
+
+    python -m cfprm_jax.process_bench --checkpoint=RUN --input=gsm8k.json,math.json --output_dir=DIRECTORY
+
+    Reads the files as published ({"id", "problem", "steps", "label"}, the label being the index of the first wrong step
+    or -1), or rows that have "step_scores" already, such as the predictions of an earlier run; those need no model.
+    Writes results.json, table.md, predictions.jsonl and the resolved flags into --output_dir.
+    """
+
+    model: str = option("", "Hugging Face directory of a PRM. Either this or --checkpoint, or neither for scored rows.")
+    checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
+    input: tuple[str, ...] = option((), "ProcessBench files or globs: .json or .jsonl, plain or .gz.", kind="list")
+    threshold: float = option(
+        0.5, "A step whose score is below it is an error. 0.5 is a logit of 0.", lower=0.0, upper=1.0
+    )
+    tune_on: str = option(
+        "", "Subset whose best F1 sets the threshold instead, such as gsm8k; the results say so.", kind="string"
+    )
+    dtype: str = option(
+        "auto",
+        "Type of activations and matrix products; auto is what a run was trained in, or a directory's weights are.",
+        choices=("auto", "bfloat16", "float32"),
+    )
+    attention: str = option("auto", "Attention kernel.", choices=ATTENTIONS)
+    max_length: int = option(
+        0,
+        "Longest solution in tokens; a longer one is not scored and counts as a miss. 0 is the model's own.",
+        lower=0,
+    )
+    output_dir: str = option("", "Directory of the results; one that exists and is not empty is refused.")
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+
+
+def main(config: ProcessBenchConfig) -> int:
+    """The command."""
+    if not config.input or not config.output_dir:
+        raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
+    if config.model and config.checkpoint:
+        raise UserError("name one of --model (a Hugging Face directory) and --checkpoint (a run of train)")
+    directory = pathlib.Path(config.output_dir)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f"--output_dir={directory} exists and is not an empty directory: name another one")
+    found = list(read(config.input))
+    subsets = list(dict.fromkeys(row["subset"] for row in found))
+    if config.tune_on and config.tune_on not in subsets:
+        raise UserError(f"--tune_on={config.tune_on} is not among the subsets: {', '.join(subsets)}")
+    named = config.model or config.checkpoint
+    print(
+        f"solutions   {len(found):,} in {', '.join(subsets)}\nmodel       {named or 'none: scores of the rows'}",
+        flush=True,
+    )
+    if named:
+        score(found, config)
+    else:
+        refuse_unscored(found)
+    outcome = evaluate(found, config)
+    directory.mkdir(parents=True, exist_ok=True)
+    flags.write_config(config, directory)
+    (directory / RESULTS).write_text(json.dumps(outcome, indent=1) + "\n")
+    text = table(outcome)
+    (directory / TABLE).write_text(text)
+    with (directory / PREDICTIONS).open("w", encoding="utf-8") as file:
+        for row in found:
+            shown = {key: value for key, value in row.items() if key != "source"}
+            scores = row["step_scores"]
+            prediction = predict(None if scores is None else np.array(scores), outcome["threshold"])
+            file.write(json.dumps({**shown, "prediction": prediction}, ensure_ascii=False) + "\n")
+    print(f"\n{text}\nresults     {directory / RESULTS}, {TABLE}, {PREDICTIONS}")
+    return 0
+
+
+def read(inputs: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of ProcessBench files, each with its "subset" and its "source" ("file:line").
+
+    A row's subset is its own "subset", or its id without the number ("gsm8k-12"), or its file's name.
+
+    Raises:
+      UserError: naming file, line and field of what is not as the format says.
+    """
+    for file in expand(inputs):
+        for row in rows(file):
+            source = f"{file.name}:{row.line}"
+            if row.data is None:
+                raise UserError(f"{source}: {row.reason}")
+            data = row.data
+            steps, label = data.get("steps"), data.get("label")
+            if not isinstance(data.get("problem"), str):
+                raise UserError(f'{source}: "problem" is missing or not a string')
+            if not isinstance(steps, list) or not steps or not all(isinstance(step, str) for step in steps):
+                raise UserError(f'{source}: "steps" is missing, empty, or not a list of strings')
+            if type(label) is not int or not -1 <= label < len(steps):
+                raise UserError(
+                    f'{source}: "label" is {label!r}, expected the index of one of {len(steps)} steps, or -1'
+                )
+            numbered = _NUMBERED.fullmatch(str(data.get("id", "")))
+            subset = data.get("subset") or (numbered["subset"] if numbered else file.path.name.partition(".")[0])
+            yield {**data, "subset": str(subset), "source": source}
+
+
+def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
+    """UserError unless every row has one score in [0, 1] a step, or null for one that could not be scored."""
+    for row in found:
+        if "step_scores" not in row:
+            raise UserError(f'{row["source"]}: no "step_scores": name --model or --checkpoint to score the rows')
+        scores = row["step_scores"]
+        if scores is None:
+            continue
+        if not isinstance(scores, list) or len(scores) != len(row["steps"]):
+            raise UserError(f'{row["source"]}: "step_scores" is not a list of {len(row["steps"])} numbers, one a step')
+        if not all(type(score) in (int, float) and 0 <= score <= 1 for score in scores):
+            raise UserError(f'{row["source"]}: "step_scores" holds something else than numbers in [0, 1]')
+
+
+def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> None:
+    """Give every row "step_scores" and "step_logits"; null for one that is too long."""
+    # JAX is for this only: scored rows are evaluated without it.
+    from cfprm_jax.inference.load import open_prm
+    from cfprm_jax.inference.rows import sigmoid
+    from cfprm_jax.inference.scorer import Scorer
+    from cfprm_jax.training import devices, sharding
+
+    chosen = devices.select(config.device.platform)
+    devices.keep_freed_memory(chosen)
+    mesh = sharding.make_mesh(config.device, chosen)
+    print(f"devices     {devices.describe(chosen)}", flush=True)
+    loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
+    if config.max_length:
+        loaded = dataclasses.replace(
+            loaded, encoding=dataclasses.replace(loaded.encoding, max_length=config.max_length)
+        )
+    loaded.config.backbone.refuse_length(loaded.encoding.max_length)
+    scorer, progress = Scorer(loaded, mesh=mesh), ProgressLine(sys.stdout)
+    # Solutions of one problem share its tokens, and those of similar length a batch.
+    order = sorted(range(len(found)), key=lambda place: (found[place]["problem"], place))
+    for start in range(0, len(order), _CHUNK):
+        chunk = order[start : start + _CHUNK]
+        logits = scorer.score([(found[place]["problem"], found[place]["steps"]) for place in chunk])
+        for place, z in zip(chunk, logits, strict=True):
+            if z is not None and not np.isfinite(z).all():
+                raise UserError(f"{found[place]['source']}: the model gives a score that is not finite")
+            found[place]["step_scores"] = None if z is None else sigmoid(z).tolist()
+            found[place]["step_logits"] = None if z is None else [float(str(value)) for value in z]
+        progress.show(functools.partial(_line, start + len(chunk), len(order), progress))
+    progress.clear()
+
+
+def _line(done: int, total: int, progress: ProgressLine) -> str:
+    return f"scoring     {done:,} of {total:,}, {done / progress.elapsed:,.1f} solutions/s"
+
+
+def evaluate(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> dict[str, Any]:
+    """The object of results.json. The average is that of the subsets' F1, as published; each counts once."""
+    subsets: dict[str, list[Labelled]] = {}
+    for row in found:
+        scores = row["step_scores"]
+        labelled = Labelled(None if scores is None else np.array(scores, np.float64), row["label"])
+        subsets.setdefault(row["subset"], []).append(labelled)
+    threshold = tune(subsets[config.tune_on]) if config.tune_on else config.threshold
+    measured = {name: accuracies(solutions, threshold) for name, solutions in subsets.items()}
+    others = {name: found for name, found in measured.items() if name != config.tune_on}
+    return {
+        "config": flags.as_dict(config),
+        "threshold": threshold,
+        "tuned_on": config.tune_on or None,
+        "subsets": {name: dataclasses.asdict(found) for name, found in measured.items()},
+        "average_f1": _mean(measured.values()),
+        "average_f1_without_tuned": _mean(others.values()) if config.tune_on else None,
+    }
+
+
+def _mean(measured: Iterable[Accuracies]) -> float | None:
+    values = [found.f1 for found in measured if found.f1 is not None]
+    return float(np.mean(values)) if values else None
+
+
+def table(outcome: dict[str, Any]) -> str:
+    """The results as Markdown, with what they rest on."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    grid = [["subset", "erroneous", "correct", "accuracy on erroneous", "accuracy on correct", "F1"]]
+    for name, found in outcome["subsets"].items():
+        grid.append(
+            [
+                f"{name} (tuned on)" if name == outcome["tuned_on"] else name,
+                f"{found['erroneous']:,}",
+                f"{found['correct']:,}",
+                percent(found["accuracy_erroneous"]),
+                percent(found["accuracy_correct"]),
+                percent(found["f1"]),
+            ]
+        )
+    grid.append(["average", "", "", "", "", percent(outcome["average_f1"])])
+    if outcome["tuned_on"]:
+        grid.append([f"average without {outcome['tuned_on']}", *[""] * 4, percent(outcome["average_f1_without_tuned"])])
+    how = f"tuned on {outcome['tuned_on']}" if outcome["tuned_on"] else "given"
+    unscored = sum(found["unscored"] for found in outcome["subsets"].values())
+    return (
+        f"{markdown(grid)}\nIn %. The predicted error is the first step whose score is below "
+        f"{outcome['threshold']:.4g} ({how}). {unscored:,} solutions could not be scored and count as misses.\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(ProcessBenchConfig, main))

@@ -1,0 +1,184 @@
+"""python -m cfprm_jax.sample: candidates from a policy for a file of questions."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from cfprm_jax import flags
+from cfprm_jax.config import SYSTEM_PROMPT, DeviceConfig, EncodingConfig, option
+from cfprm_jax.data.encoding import Encoder
+from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.question_files import QuestionRow, read_question_files
+from cfprm_jax.errors import UserError
+from cfprm_jax.inference.policy import Policy, open_policy
+from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
+from cfprm_jax.inference.sampler import Generated, Prompt, Sampler, Sampling
+from cfprm_jax.progress import ProgressLine
+from cfprm_jax.training import caches, devices, sharding
+from cfprm_jax.training.metrics import duration
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    """Sample candidate solutions of questions from a language model.
+
+    python -m cfprm_jax.sample --model=DIRECTORY --questions=test.jsonl --num_candidates=64 --output=CANDIDATES.jsonl
+
+    Questions are those of MATH500, GSM-Plus or GSM8K as published, or {"id", "question", "answer"}. Writes a row a
+    question in their order, which score reads (docs/candidates.md), and the resolved flags beside them. A candidate
+    depends on the seed, its question and its number alone.
+    """
+
+    model: str = option("", "Hugging Face directory of a Qwen2 language model with a chat template.")
+    questions: tuple[str, ...] = option(
+        (), "Files of questions, or globs: .jsonl, .json or .parquet, plain or .gz.", kind="list"
+    )
+    output: str = option("", "Candidates file to write; compressed if its name ends in .gz.")
+    resume: str = option(
+        "never",
+        "never refuses an --output that exists or was begun, auto goes on with it or starts, always needs it there.",
+        choices=RESUMES,
+    )
+    num_candidates: int = option(64, "Candidates a question.", lower=1)
+    temperature: float = option(1.0, "Logits are divided by it; 0 takes the most probable token.", lower=0.0)
+    top_p: float = option(
+        1.0, "Tokens are drawn among the most probable ones with this mass together.", lower=1e-6, upper=1.0
+    )
+    top_k: int = option(0, "Tokens are drawn among so many most probable ones; 0 is all.", lower=0)
+    max_new_tokens: int = option(1024, "Most tokens of a candidate, its end-of-turn token included.", lower=1)
+    seed: int = option(0, "Seed of the draws.", lower=0, upper=2**32 - 1)
+    system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template; empty is none.")
+    batch_rows: int = option(64, "Candidates that are decoded at once, over all devices.", lower=1)
+    dtype: str = option(
+        "auto",
+        "Type of weights, activations and matrix products; auto is what the directory's weights are.",
+        choices=("auto", "bfloat16", "float32"),
+    )
+    compile_cache_dir: str = option(
+        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
+    )
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+
+
+def main(config: SampleConfig) -> int:
+    """The command."""
+    for name in ("model", "questions", "output"):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is empty")
+    questions = read_question_files(config.questions)
+    chosen = devices.select(config.device.platform)
+    devices.keep_freed_memory(chosen)
+    caches.use_compile_cache(config.compile_cache_dir)
+    mesh = sharding.make_mesh(config.device, chosen)
+    fingerprint = {
+        "model": fingerprint_of([pathlib.Path(config.model)], whole=False),
+        "questions": fingerprint_of([file.path for file in expand(config.questions)], whole=True),
+    }
+    with open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output:
+        if output.complete:
+            print(f"candidates  {config.output} is complete already")
+            return 0
+        print(f"devices     {devices.describe(chosen)}", flush=True)
+        policy = open_policy(config.model, config.dtype, mesh)
+        prompts = _prompts(questions, policy, config)
+        wanted = len(questions) * config.num_candidates
+        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
+        sampler = Sampler(policy, sampling, min(config.batch_rows, wanted), mesh)
+        print(
+            f"model       {config.model}, {policy.config.dtype}, stops at the tokens "
+            f"{', '.join(map(str, policy.stops))}\n"
+            f"questions   {len(questions):,} x {config.num_candidates} candidates of at most "
+            f"{config.max_new_tokens:,} tokens"
+            + (f"; {output.done:,} questions were done before" if output.done else "")
+            + f"\nrows        {sampler.rows} at once",
+            flush=True,
+        )
+        progress = _Progress(sampler, wanted - output.done * config.num_candidates)
+        cut = empty = 0
+        todo = questions[output.done :]
+        sampled = sampler.sample(prompts[output.done :], config.num_candidates, progress.sampling)
+        for question, candidates in zip(todo, sampled, strict=True):
+            row = _row(question, candidates, policy)
+            output.write(row)
+            cut += sum(candidate.finish == "length" for candidate in candidates)
+            empty += sum(not candidate["text"].strip() for candidate in row["candidates"])
+        progress.clear()
+    counts = sampler.counts
+    print(
+        f"done        {len(todo):,} questions, {counts.candidates:,} candidates, {counts.tokens:,} tokens in "
+        f"{duration(progress.elapsed)} ({counts.tokens / progress.elapsed:,.1f} tokens/s)\n"
+        f"cut         {cut:,} at {config.max_new_tokens:,} tokens; {empty:,} without a text\n"
+        f"candidates  {config.output}"
+    )
+    return 0
+
+
+def _prompts(questions: Sequence[QuestionRow], policy: Policy, config: SampleConfig) -> list[Prompt]:
+    """The prompt of every question. UserError for those that leave no room for a candidate."""
+    context = policy.config.backbone.max_position_embeddings
+    room = context - config.max_new_tokens
+    encoding = EncodingConfig(max_length=context, system_prompt=config.system_prompt)
+    encoded = Encoder(policy.tokenizer, encoding).encode_many([(q.question, (), None) for q in questions])
+    # A prompt over the context comes out empty.
+    long = [
+        question.source
+        for question, prompt in zip(questions, encoded, strict=True)
+        if not 0 < len(prompt.tokens) <= room
+    ]
+    if long:
+        raise UserError(
+            f"{long[0]}{f' and {len(long) - 1} more' if len(long) > 1 else ''}: prompt and --max_new_tokens="
+            f"{config.max_new_tokens} together are beyond the model's max_position_embeddings={context}"
+        )
+    return [Prompt(question.name, prompt.tokens) for question, prompt in zip(questions, encoded, strict=True)]
+
+
+def _row(question: QuestionRow, candidates: Sequence[Generated], policy: Policy) -> dict:
+    """The row of the candidates file."""
+    solutions = [c.tokens[:-1] if c.finish == "stop" else c.tokens for c in candidates]
+    texts = policy.tokenizer.batch_decode(
+        [np.asarray(tokens).tolist() for tokens in solutions], skip_special_tokens=True
+    )
+    dataset = {} if question.dataset is None else {"dataset": question.dataset}
+    return {
+        "id": question.id,
+        **dataset,
+        "question": question.question,
+        "answer": question.answer,
+        **question.rest,
+        "candidates": [
+            {"text": text, "finish": candidate.finish, "tokens": len(candidate.tokens)}
+            for text, candidate in zip(texts, candidates, strict=True)
+        ],
+    }
+
+
+class _Progress(ProgressLine):
+    """How many tokens a second, and how long still."""
+
+    def __init__(self, sampler: Sampler, wanted: int) -> None:
+        super().__init__(sys.stdout)
+        self._sampler, self._wanted = sampler, wanted
+
+    def sampling(self) -> None:
+        """Report, unless that was done a moment ago."""
+        self.show(self._line)
+
+    def _line(self) -> str:
+        counts = self._sampler.counts
+        # Candidates under way are half done on average.
+        done = counts.candidates + counts.live / 2
+        left = duration(self.elapsed * (self._wanted - done) / done) if counts.candidates else "?"
+        return (
+            f"sampling    {counts.candidates:,} of {self._wanted:,} candidates, "
+            f"{counts.tokens / self.elapsed:,.1f} tokens/s, left {left}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(SampleConfig, main))

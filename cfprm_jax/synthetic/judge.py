@@ -1,0 +1,76 @@
+"""The exact judge of any solution: what its texts say about a problem, whoever wrote them.
+
+A solution that a model sampled comes as texts alone. A worked move is taken for the next one in line, a move that is
+worked out "again" for the one of the problem that it names (or the last, if the problem has no such move): from there
+the labels are those of :func:`~cfprm_jax.synthetic.world.labels`. A text that no step could be is negative and changes
+nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cfprm_jax.synthetic.world import DAYS, Problem, Step, labels
+
+_DAY = "|".join(DAYS)
+_WORKED = re.compile(rf"(?P<before>{_DAY})(?P<sign>[+-])(?P<size>{_DAY})(?:=(?P<day>{_DAY})(?P<again> again)?)?")
+_STATED = re.compile(rf"(?P<kind>so|answer|)=(?P<day>{_DAY})")
+_KINDS = {"so": "restate", "answer": "answer", "": "get"}
+
+
+class Judgement(NamedTuple):
+    """What a solution is worth.
+
+    Attributes:
+      labels: 1 or 0 of each step.
+      answer: the day that it ends with; None if its last step states no answer.
+    """
+
+    labels: tuple[int, ...]
+    answer: int | None
+
+
+def parse(text: str, problem: Problem, done: int) -> Step | None:
+    """The step that a text is, after so many worked moves; None if it is no step."""
+    if text == "so":
+        return Step("idle", 0)
+    if match := _STATED.fullmatch(text):
+        return Step(_KINDS[match["kind"]], DAYS.index(match["day"]))
+    match = _WORKED.fullmatch(text)
+    if match is None:
+        return None
+    before, move = DAYS.index(match["before"]), int(f"{match['sign']}{DAYS.index(match['size'])}")
+    if match["day"] is None:
+        return Step("take", 0, done, before, move)
+    if match["again"] is None:
+        return Step("work", DAYS.index(match["day"]), done, before, move)
+    index = problem.moves.index(move) if move in problem.moves else max(done - 1, 0)
+    return Step("again", DAYS.index(match["day"]), index, before, move)
+
+
+def judge(problem: Problem, texts: Sequence[str]) -> Judgement:
+    """The exact labels and the answer of a solution."""
+    steps: list[Step | None] = []
+    done = 0
+    for text in texts:
+        step = parse(text, problem, done)
+        steps.append(step)
+        if step is not None and step.index >= 0:
+            done = step.index + 1
+    told = iter(labels(problem, [step for step in steps if step is not None]))
+    last = steps[-1] if steps else None
+    return Judgement(
+        labels=tuple(0 if step is None else next(told) for step in steps),
+        answer=last.day if last is not None and last.kind == "answer" else None,
+    )
+
+
+def parse_problem(question: str) -> Problem | None:
+    """The problem that a question asks; None if it is none of this world."""
+    match = re.fullmatch(rf"start=(?P<start>{_DAY})(?P<moves>(?:[+-](?:{_DAY}))+)", question)
+    if match is None:
+        return None
+    moves = re.findall(rf"([+-])({_DAY})", match["moves"])
+    return Problem(DAYS.index(match["start"]), tuple(int(f"{sign}{DAYS.index(size)}") for sign, size in moves))

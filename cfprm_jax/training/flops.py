@@ -1,0 +1,62 @@
+"""How much arithmetic a training step is, and how much a device can do: the two parts of MFU.
+
+Counted is what the model needs, whatever was computed: forward and backward, no activations twice (remat), and
+attention only over pairs that see each other, which in a tree of tokens are those of a token and its ancestors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cfprm_jax.data.packing import PackedBatch
+from cfprm_jax.models.config import PRMConfig
+
+# The backward pass has two products for each of the forward's: the gradients of both factors. Those of frozen weights
+# are not needed.
+_FORWARD_AND_BACKWARD, _OF_FROZEN = 3, 2
+
+PEAK_FLOPS: tuple[tuple[str, float], ...] = (
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989.4e12),
+    ("H800 PCIe", 756e12),
+    ("H800", 989.4e12),
+    ("H200", 989.4e12),
+    ("GH200", 989.4e12),
+    ("A100", 312e12),
+    ("A800", 312e12),
+    ("TPU v4", 275e12),
+    ("TPU v5 lite", 197e12),
+    ("TPU v5e", 197e12),
+    ("TPU v5", 459e12),
+    ("TPU v6", 918e12),
+)
+"""A part of JAX's device_kind -> bfloat16 FLOP/s without sparsity, from data sheets; the first that fits counts."""
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """bfloat16 FLOP/s of a device; None for one that is not in the table, such as a CPU."""
+    return next((peak for name, peak in PEAK_FLOPS if name in device_kind), None)
+
+
+def visible_pairs(batch: PackedBatch, tokens: int) -> int:
+    """Pairs (token, token that it sees) of a batch with so many tokens: each sees its ancestors and itself."""
+    return int(np.sum(batch.positions, dtype=np.int64)) + tokens  # padding has position 0
+
+
+def train_flops(config: PRMConfig, tokens: int, pairs: int, frozen: bool = False) -> float:
+    """Of one step over so many tokens (padding not counted) and visible pairs.
+
+    Args:
+      frozen: the weights are, and what is trained besides is small: adapters.
+    """
+    net = config.backbone
+    heads, kv_heads = net.num_attention_heads * net.head_dim, net.num_key_value_heads * net.head_dim
+    attention = net.hidden_size * (2 * heads + 2 * kv_heads)
+    mlp = 3 * net.hidden_size * net.intermediate_size
+    head = net.hidden_size * (net.hidden_size + 1 if config.head == "mlp" else 1)
+    weights = net.num_hidden_layers * (attention + mlp) + head
+    # A product costs 2 FLOPs a weight and token; scores and their sums cost 2 each a pair and element of the heads.
+    products = _OF_FROZEN if frozen else _FORWARD_AND_BACKWARD
+    scores = 4 * net.num_hidden_layers * heads * pairs
+    return float(products * 2 * weights * tokens + _FORWARD_AND_BACKWARD * scores)

@@ -1,0 +1,108 @@
+"""Reading what Orbax has stored: its many errors as one, its arrays compared by name, its loggers kept quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from etils import epath
+
+from cfprm_jax.errors import UserError
+
+
+class DamagedError(UserError):
+    """A checkpoint whose files are missing, unreadable, or not what was written."""
+
+
+def quiet_orbax() -> None:
+    """Keep Orbax from printing the traceback of a failed save three times over; the error itself is raised here."""
+    logger = logging.getLogger("absl")
+    if _is_not_orbax not in logger.filters:
+        logger.addFilter(_is_not_orbax)
+        sys.unraisablehook = functools.partial(_unless_too_late, sys.unraisablehook)
+
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in pathlib.PurePath(record.pathname).parts or record.exc_info is None
+
+
+def _unless_too_late(hook: Callable[[Any], object], unraisable: Any) -> None:
+    # TensorStore's other writers of a failed save report to an event loop that is gone.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        hook(unraisable)
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Let what is collected meanwhile complain unheard."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
+def read_json(folder: pathlib.Path, item: str) -> dict[str, Any]:
+    """An item of a checkpoint that is one JSON object."""
+    with contextlib.closing(ocp.JsonCheckpointHandler()) as handler, damaged(folder):
+        return dict(handler.restore(epath.Path(folder / item)))
+
+
+def described(tree: Any) -> dict[str, str]:
+    """Name -> "float32 [3, 4]" of every array of a tree; named tuples and dicts alike."""
+    flat = ocp.tree.to_flat_dict(tree, sep="/")
+    return {
+        name: f"{jnp.dtype(leaf.dtype)} {list(leaf.shape)}" for name, leaf in flat.items() if hasattr(leaf, "shape")
+    }
+
+
+def require_equal(where: str, expected: dict[str, str], found: dict[str, str]) -> None:
+    """DamagedError that lists every difference between two descriptions of arrays."""
+    # Orbax itself restores what is stored, with the stored shapes, without a word.
+    differences = [
+        f"{name}: expected {expected.get(name, 'nothing')}, found {found.get(name, 'nothing')}"
+        for name in dict.fromkeys([*expected, *found])
+        if expected.get(name) != found.get(name)
+    ]
+    if differences:
+        raise DamagedError(f"checkpoint {where} does not fit this model and optimizer: {'; '.join(differences)}")
+
+
+@contextlib.contextmanager
+def damaged(checkpoint: pathlib.Path) -> Iterator[None]:
+    """Orbax's many ways to say that files are missing or damaged, as one DamagedError."""
+    fault = None
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # Orbax raises bare ones too
+        text = " ".join(str(error).split())[:300]
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            causes.append(cause)
+        # Neither is the checkpoint's fault.
+        if any(isinstance(cause, MemoryError | jax.errors.JaxRuntimeError) for cause in causes):
+            raise
+        if any(isinstance(cause, PermissionError) for cause in causes) or "PERMISSION_DENIED" in text:
+            raise UserError(f"checkpoint {checkpoint} cannot be read: {text}") from error
+        for cause in causes:
+            traceback.clear_frames(cause.__traceback__)
+            cause.__traceback__ = None
+        fault = f"checkpoint {checkpoint} is damaged: {text}"
+    if fault is not None:
+        # Reads that were cut off complain when they are collected, so now is the time.
+        with unheard():
+            gc.collect()
+        raise DamagedError(fault)

@@ -1,0 +1,133 @@
+"""The paper's models compiled for accelerators that are not here: what XLA plans in memory, kernels and collectives.
+
+Nothing runs. The compilers are the real ones, so what does not fit or cannot be lowered fails here as it would there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from cfprm_jax.config import LossConfig, OptimizerConfig
+from cfprm_jax.planning import ahead
+from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
+from cfprm_jax.planning.shapes import known_backbone
+
+
+def _missing(*plugins: str) -> bool:
+    def found(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:
+            return False
+
+    return not any(map(found, plugins))
+
+
+gpu = pytest.mark.skipif(
+    _missing("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
+    reason="no XLA compiler for GPUs: pip install '.[aot]'",
+)
+tpu = pytest.mark.skipif(_missing("libtpu"), reason="no XLA compiler for TPUs: pip install '.[aot]'")
+
+
+def compile_for(accelerator: str, num_devices: int, model: str, mesh: str, rows: int, optimizer: str = "adamw"):
+    """The step of a model at length 2,048, bfloat16 compute, layers recomputed, trees of shared prefixes."""
+    backbone = known_backbone(model)
+    assert backbone is not None
+    job = ahead.Job(
+        backbone=backbone,
+        head="linear",
+        dtype="bfloat16",
+        attention="auto",
+        remat="layer",
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(optimizer=optimizer),
+        mesh=mesh,
+        num_devices=num_devices,
+        rows=rows,
+        length=2048,
+    )
+    compiled = ahead.compile_step(job, ACCELERATORS[accelerator])
+    memory = compiled.memory
+    print(
+        f"{model} on {num_devices} x {accelerator}, {mesh}, {rows} rows, {optimizer}: {memory.total / GIB:.2f} GiB, "
+        f"compiled in {sum(compiled.seconds):.0f} s"
+    )
+    assert not compiled.refused
+    assert memory.total <= usable(ACCELERATORS[accelerator], -1)
+    assert compiled.aliased == compiled.donated > 0
+    return compiled, backbone.num_hidden_layers
+
+
+def check_cudnn(compiled: ahead.Compiled, layers: int) -> None:
+    """Flash attention forwards, again in the recomputation, and backwards, in every layer."""
+    assert compiled.attention == "cudnn"
+    backward = {name: n for name, n in compiled.attention_kernels.items() if "Backward" in name}
+    assert sum(backward.values()) == layers
+    assert sum(compiled.attention_kernels.values()) == 3 * layers
+
+
+def check_pallas(compiled: ahead.Compiled, layers: int) -> None:
+    """A forward kernel, run twice, and backward kernels, in every layer."""
+    assert compiled.attention == "pallas"
+    forward = sum(n for name, n in compiled.attention_kernels.items() if "forward" in name)
+    backward = {n for name, n in compiled.attention_kernels.items() if "backward" in name}
+    assert (forward, backward) == (2 * layers, {layers})
+
+
+def gathers_weights(compiled: ahead.Compiled) -> bool:
+    """Whether every layer's weights are gathered in bfloat16, forwards and in the recomputation, and hardly more is."""
+    weights = 2 * 2 * (compiled.parameters - 152064 * 3584)
+    return 0.9 * weights < compiled.collectives["all-gather"].bytes < 1.2 * weights
+
+
+@gpu
+def test_7b_on_one_h100_under_64_gib() -> None:
+    compiled, layers = compile_for("h100-80gb", 1, "Qwen2.5-Math-7B", "data=1", 8, "adamw_compact")
+    assert compiled.parameters == 7_070_622_721
+    assert compiled.memory.total < 64 * GIB
+    assert not compiled.collectives
+    check_cudnn(compiled, layers)
+
+
+@gpu
+def test_7b_on_eight_h100_with_fsdp() -> None:
+    compiled, layers = compile_for("h100-80gb", 8, "Qwen2.5-Math-7B", "data=1,fsdp=8", 32)
+    assert compiled.memory.total < 20 * GIB
+    assert gathers_weights(compiled)
+    assert compiled.collectives["all-reduce"].bytes < 0.01 * compiled.collectives["reduce-scatter"].bytes
+    check_cudnn(compiled, layers)
+
+
+@gpu
+def test_7b_on_eight_h100_with_tensor_2() -> None:
+    compiled, layers = compile_for("h100-80gb", 8, "Qwen2.5-Math-7B", "data=1,fsdp=4,tensor=2", 32)
+    assert compiled.memory.total < 24 * GIB
+    check_cudnn(compiled, layers)
+
+
+@gpu
+def test_14b_on_eight_h100() -> None:
+    compiled, layers = compile_for("h100-80gb", 8, "Qwen2.5-14B", "data=1,fsdp=8", 32)
+    check_cudnn(compiled, layers)
+
+
+@gpu
+def test_72b_on_sixty_four_h100() -> None:
+    compiled, layers = compile_for("h100-80gb", 64, "Qwen2.5-72B", "data=1,fsdp=64", 64)
+    assert compiled.parameters > 71e9
+    check_cudnn(compiled, layers)
+
+
+@tpu
+def test_7b_on_v5p_8() -> None:
+    compiled, layers = compile_for("v5p", 4, "Qwen2.5-Math-7B", "data=1,fsdp=4", 32)
+    check_pallas(compiled, layers)
+
+
+@tpu
+def test_7b_on_v6e_8() -> None:
+    compiled, layers = compile_for("v6e", 8, "Qwen2.5-Math-7B", "data=1,fsdp=8", 32)
+    check_pallas(compiled, layers)

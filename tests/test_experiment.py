@@ -1,0 +1,216 @@
+"""The experiment command on a small grid: what it writes, that it resumes, and that a cell is train, score and bon."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from cfprm_jax import bon, experiment, flags, score, train
+from cfprm_jax.errors import UserError
+from cfprm_jax.synthetic import judge
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GRID = [
+    f"--flagfile={ROOT / 'configs' / 'lab' / 'base.flags'}",
+    "--rows=bce,q_ranking",
+    "--treatments=plain,plain_matched,c2",
+    "--levels=some,none",
+    "--other_level_treatments=plain_matched,c2",
+    "--grouping_rows=q_ranking",
+    "--seeds=0,1",
+    "--n=4,8",
+    "--subsets=first",
+    "--demonstrations=4800",
+    "--train_problems=12",
+    "--solutions_per_problem=8",
+    "--test_questions=8",
+    "--candidates=8",
+    "--batch_size=16",
+]
+
+
+def configure(directory, *more):
+    caches = [f"--data_cache_dir={directory / 'data'}", "--compile_cache_dir="]
+    return flags.parse(
+        experiment.ExperimentConfig, ["experiment", *GRID, f"--output_dir={directory / 'out'}", *caches, *more]
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    """Rows then need not be multiples of eight."""
+    with pytest.MonkeyPatch.context() as patch:
+        first = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda *_: first)
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("experiment")
+    assert experiment.main(configure(directory)) == 0
+    return directory
+
+
+def cell_files(directory):
+    return sorted((directory / "out" / "cells").glob("*/*/result.npz"))
+
+
+def test_everything_is_written(done):
+    out = done / "out"
+    assert len(cell_files(done)) == 2 * (2 * 3 + 4 + 2 * 2)
+    results = json.loads((out / "results.json").read_text())
+    assert results["seeds"] == [0, 1] and set(results["tests"]) == {"some", "none"}
+    rows = {(a["level"], a["row"], a["treatment"]) for a in results["accuracies"]}
+    assert ("some", "q_ranking", "grouped") in rows and ("none", "bce", "c2") in rows
+    steps = {(a["row"], a["treatment"]): a["steps"] for a in results["accuracies"] if a["level"] == "some"}
+    assert steps["bce", "plain"] == 6 and steps["bce", "c2"] == steps["bce", "plain_matched"] == 12
+    assert steps["q_ranking", "plain_compute"] < steps["q_ranking", "grouped"] == 6
+    keys = {family["key"] for family in results["families"]}
+    assert keys == {
+        "paper",
+        "steps",
+        "windows",
+        "windows_none",
+        "grouping",
+        "grouping_4",
+        "grouping_compute",
+        "grouping_4_compute",
+    }
+    table = (out / "table2.md").read_text()
+    assert "| some       | BCE + CFPRM" in table and "short @4" in table and "long Avg." in table
+    assert (out / "table2.tex").read_text().count(r"\\") >= 6
+    text = (out / "findings.txt").read_text()
+    assert "What 28 runs with 2 seeds support" in text and "(The paper's comparison.)" in text
+    assert (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert "# Treatments" in (out / "controls.md").read_text()
+
+
+def test_the_laboratorys_data(done):
+    asked = {}
+    for level in ("some", "none"):
+        folder = done / "out" / "laboratory" / level
+        tests = {t: [json.loads(line) for line in (folder / f"{t}.jsonl").open()] for t in ("short", "long")}
+        asked[level] = {t: [row["question"] for row in rows] for t, rows in tests.items()}
+        assert all(len(row["candidates"]) == 8 for rows in tests.values() for row in rows)
+        for row in (*tests["short"], *tests["long"]):
+            problem = judge.parse_problem(row["question"])
+            for candidate in row["candidates"]:
+                found = judge.judge(problem, candidate["steps"])
+                assert candidate["labels"] == list(found.labels)
+                assert candidate["correct"] == (found.answer == problem.answer)
+        trained = []
+        for seed in (0, 1):
+            rows = [json.loads(line) for line in (folder / f"train_{seed}.jsonl").open()]
+            assert len(rows) == 12 * 8 and all(len(row["labels"]) == len(row["completions"]) >= 2 for row in rows)
+            # Solutions end at their first mistake, or with their second step.
+            assert all(False not in row["labels"][:-1] for row in rows if len(row["labels"]) > 2)
+            trained.append({row["prompt"] for row in rows})
+            assert trained[-1].isdisjoint(asked[level]["short"] + asked[level]["long"])
+        assert trained[0] != trained[1]
+    assert asked["some"] == asked["none"], "the same questions at every redundancy, so that levels can be compared"
+
+
+def test_it_goes_on_where_it_was_and_cells_come_out_the_same_to_the_bit(done, capsys):
+    before = {path: path.read_bytes() for path in cell_files(done)}
+    lost = [path for path in before if "q_ranking.c2" in str(path) or "bce.plain.1" in str(path)]
+    for path in lost:
+        path.unlink()
+    assert experiment.main(configure(done)) == 0
+    ran = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cell ")]
+    assert len(ran) == len(lost) > 2
+    assert {path: path.read_bytes() for path in cell_files(done)} == before
+
+
+def test_other_options_make_other_cells(done):
+    grid, materials = experiment.plan(configure(done))
+    from cfprm_jax.experiments.runner import Runner
+    from cfprm_jax.training import devices, sharding
+
+    mesh = sharding.make_mesh(materials.base.device, devices.select("cpu"))
+    runner = Runner(materials, mesh, lambda line: None)
+    changed = dataclasses.replace(
+        materials.base, optimizer=dataclasses.replace(materials.base.optimizer, learning_rate=3e-3)
+    )
+    other = Runner(dataclasses.replace(materials, base=changed), mesh, lambda line: None)
+    for each in (runner, other):
+        for level in ("some", "none"):
+            each._prepare(level, [0, 1])
+    assert all(runner._load(cell) is not None for cell in grid)
+    assert all(other._load(cell) is None for cell in grid)
+    assert len({runner._fingerprint(cell) for cell in grid}) == len(grid)
+
+
+@pytest.mark.parametrize("name", ["some/q_ranking.c2.0", "some/bce.plain_matched.1", "none/q_ranking.c2.1"])
+def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
+    out = done / "out"
+    cell = out / "cells" / name
+    run = tmp_path / "run"
+    argv = ["train", f"--flagfile={cell / 'train.flags'}", f"--output_dir={run}"]
+    assert train.main(flags.parse(train.TrainConfig, argv)) == 0
+    summary = json.loads(str(np.load(cell / "result.npz")["summary"]))
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in steps if "loss" in line]
+    assert len(losses) == summary["steps"]
+    assert np.mean(losses[-max(len(losses) // 10, 1) :]) == pytest.approx(summary["final_loss"], rel=1e-6)
+    for test in ("short", "long"):
+        scored = tmp_path / f"{test}.jsonl"
+        candidates = out / "laboratory" / name.split("/")[0] / f"{test}.jsonl"
+        assert score.main(score.ScoreConfig(checkpoint=str(run), input=(str(candidates),), output=str(scored))) == 0
+        results = tmp_path / f"bon_{test}"
+        config = bon.BonConfig(
+            input=(str(scored),),
+            n=("4", "8"),
+            aggregation=("min", "last"),
+            grader="none",
+            resamples=100,
+            output_dir=str(results),
+        )
+        assert bon.main(config) == 0
+        rows = json.loads((results / "results.json").read_text())["rows"]
+        for aggregation in ("min", "last"):
+            told = [r["accuracy"] for r in rows if (r["method"], r["aggregation"]) == ("best_of_n", aggregation)]
+            assert told == summary["accuracy"][f"{test}/{aggregation}/first"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--output_dir="], "--output_dir is missing"),
+        (["--seeds=a"], "--seeds: 'a' is not a whole number"),
+        (["--n=0"], "--n: '0' is not a positive whole number"),
+        (["--tests=a=b"], "the laboratory has test sets of its own"),
+        (["--train_data=x.jsonl"], "--tests is empty"),
+        (["--train_data=x.jsonl", "--tests=a"], "'a' is not NAME=FILE"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, more, message):
+    with pytest.raises(UserError, match=message):
+        experiment.plan(configure(tmp_path, *more))
+
+
+def test_a_laboratory_is_not_mixed_up(done):
+    with pytest.raises(UserError, match="was made with other options: test_questions was 8 and is 9"):
+        experiment.main(configure(done, "--test_questions=9"))
+
+
+def test_the_flag_files_are_whole_experiments(monkeypatch):
+    monkeypatch.chdir("/")  # a flag file means the same from anywhere
+    lab = ROOT / "configs" / "lab" / "paper.flags"
+    grid, materials = experiment.plan(flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={lab}"]))
+    assert len(grid) == 245 and sorted({cell.seed for cell in grid}) == [100, 101, 102, 103, 104]
+    assert materials.sizes == (8, 16, 32, 64) and materials.laboratory is not None
+    small = ROOT / "configs" / "lab" / "small.flags"
+    grid, _ = experiment.plan(flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={small}"]))
+    assert len(grid) == 12
+    real = ROOT / "configs" / "real" / "phase1.flags"
+    given = ["--model=m", "--train_data=t.jsonl", "--tests=MATH500=c.jsonl.gz", "--output_dir=o"]
+    config = flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={real}", *given])
+    grid, materials = experiment.plan(config)
+    assert len(grid) == 17 and materials.laboratory is None and materials.sizes == (8, 16, 32)
+    assert materials.tests == {"MATH500": pathlib.Path("c.jsonl.gz")}

@@ -1,0 +1,138 @@
+"""The plan command: what it makes of flags, its verdict, status and JSON; a real compiler on a small network."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from cfprm_jax import flags, plan
+from cfprm_jax.errors import UserError
+from cfprm_jax.planning import ahead
+from cfprm_jax.planning.accelerators import GIB
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAPER = ROOT / "configs/paper"
+
+
+def parse(*arguments: str) -> plan.PlanConfig:
+    return flags.parse(plan.PlanConfig, ["plan", *arguments])
+
+
+def has(*names: str) -> bool:
+    def found(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:
+            return False
+
+    return any(found(name) for name in names)
+
+
+needs_gpu_compiler = pytest.mark.skipif(
+    not has("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"), reason="needs jax[cuda12]: pip install '.[aot]'"
+)
+
+
+@pytest.mark.parametrize("path", sorted(PAPER.glob("*.flags")), ids=lambda p: p.stem)
+def test_reads_the_papers_flag_files(path: pathlib.Path) -> None:
+    job = plan.make_job(parse(f"--flagfile={path}", *(["--model=Qwen2.5-7B"] if path.stem == "base" else [])))
+    assert (job.backbone.hidden_size, job.backbone.num_hidden_layers) == (3584, 28)
+    assert (job.rows, job.length, job.trajectories) == (8, 2048, 32)
+    assert (job.dtype, job.optimizer.optimizer) == ("bfloat16", "adamw_compact")
+
+
+def test_rows() -> None:
+    base = ["--model=Qwen2.5-7B", "--batch_size=32"]
+    assert plan.make_job(parse(*base, "--packing=none")).rows == 32
+    assert plan.make_job(parse(*base, "--rows=5", "--row_length=4096")).rows == 5
+    assert plan.make_job(parse(*base, "--num_devices=16")).rows == 16
+    assert plan.make_job(parse(*base, "--num_devices=8", "--mesh=data=1,fsdp=4,tensor=2")).rows == 8
+    assert plan.make_job(parse(*base, "--rows=5", "--accumulation=2")).rows == 6
+
+
+def test_the_shape_of_the_model(tmp_path: pathlib.Path) -> None:
+    raw = {"model_type": "qwen2", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
+    raw |= {"num_hidden_layers": 3, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert plan.find_backbone(str(tmp_path), "").num_hidden_layers == 3
+    assert plan.find_backbone("anything", str(tmp_path / "config.json")).num_hidden_layers == 3
+    assert plan.find_backbone("models/Qwen2.5-14B", "").num_hidden_layers == 48
+    with pytest.raises(UserError, match=r"--model=other is no directory .* --model_config=FILE"):
+        plan.find_backbone("other", "")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not readable as JSON"):
+        plan.find_backbone("x", str(tmp_path / "config.json"))
+
+
+def test_a_mesh_that_does_not_fit_the_devices_is_refused() -> None:
+    with pytest.raises(UserError, match="asks for 3 devices, and there are 8"):
+        plan.make_job(parse("--model=Qwen2.5-7B", "--num_devices=8", "--mesh=data=3"))
+    with pytest.raises(UserError, match="max_position_embeddings=4096"):
+        plan.make_job(parse("--model=Qwen2.5-Math-7B", "--max_length=8192"))
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch):
+    """A compiler whose steps take 60 GiB, or what a test says."""
+
+    def install(total: float, refused: str = "") -> None:
+        def compile_step(job, accelerator):
+            memory = ahead.Memory(GIB, GIB, GIB, 8, round(total * GIB) - 3 * GIB - 8, round(total * GIB))
+            return ahead.Compiled(
+                "cudnn", "NVIDIA H100 80GB HBM3", {"data": 1}, 7, memory, refused, (1.0, 2.0), 3, 3, {}, {}, 1e15, 16384
+            )
+
+        monkeypatch.setattr(ahead, "compile_step", compile_step)
+
+    return install
+
+
+def test_fits(stand_in, capsys, tmp_path: pathlib.Path) -> None:
+    stand_in(60.0)
+    output = tmp_path / "plan.json"
+    assert plan.main(parse(f"--flagfile={PAPER / 'math_orm.flags'}", f"--output={output}")) == 0
+    text = capsys.readouterr().out
+    assert "fits        60.00 GiB of 75.10 GiB usable" in text
+    figures = json.loads(output.read_text())
+    assert figures["fits"] and figures["memory"]["total"] == 60 * GIB and figures["would_fit"] == []
+    assert figures["config"]["loss"] == "bce" and figures["rows"] == 8
+
+
+def test_does_not_fit(stand_in, capsys) -> None:
+    stand_in(76.0)
+    assert plan.main(parse("--model=Qwen2.5-7B", "--suggest=0")) == 1
+    assert "too large   76.00 GiB of 75.10 GiB" in capsys.readouterr().out
+    assert plan.main(parse("--model=Qwen2.5-7B", "--hbm_reserve=1")) == 0
+    stand_in(20.0, "Ran out of memory in memory space hbm")
+    assert plan.main(parse("--model=Qwen2.5-7B", "--suggest=0")) == 1
+    assert "refused     Ran out of memory" in capsys.readouterr().out
+
+
+@needs_gpu_compiler
+def test_the_command(tmp_path: pathlib.Path) -> None:
+    """In an environment that says nothing of platforms, on a network that does not fit a card of next to no memory."""
+    raw = {"model_type": "qwen2", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512}
+    raw |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    environment = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    command = [sys.executable, "-m", "cfprm_jax.plan", f"--model={tmp_path}", "--max_length=256", "--rows=2"]
+    command += [f"--output={tmp_path / 'plan.json'}", "--hbm_reserve=79.08", "--suggest=1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    assert done.returncode == 1, done.stderr[-2000:]
+    figures = json.loads((tmp_path / "plan.json").read_text())
+    assert figures["memory"]["parameters"] == 4 * figures["parameters"]
+    assert figures["aliased"] == figures["donated"]
+    assert figures["attention"] == "cudnn" and sum(figures["attention_kernels"].values()) == 6
+    assert done.stdout.count("would fit") == 1
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'cfprm-jax\[aot\]'"):
+        plan.main(parse("--model=Qwen2.5-7B"))

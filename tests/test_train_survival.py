@@ -1,0 +1,109 @@
+"""Runs that lose their disk, their newest checkpoint or their place, in processes of their own; and what they keep."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+from tiny_runs import finish, params, rows, same_result
+
+from cfprm_jax.training import checkpoint, retention
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Make a file system of so many bytes, and give it another size later."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def resize(size: int, *options: str) -> pathlib.Path:
+        mounted = subprocess.run(
+            ["mount", *options, "-o", f"{'remount,' if folder.is_mount() else ''}size={size}", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+        )
+        if mounted.returncode:
+            pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+        return folder
+
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount here")
+    yield lambda size: resize(size, "-t", "tmpfs")
+    subprocess.run(["umount", str(folder)], check=False)
+
+
+def occupied(folder: pathlib.Path) -> int:
+    """Bytes that the files of a folder take on a disk with pages of 4096."""
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_full_disk_costs_nothing_that_was_saved(tiny, small_disk) -> None:
+    """Room for two checkpoints, not three: one line, no traceback, no waiting; with more room it goes on as ever."""
+    straight, _ = tiny.straight()
+    newest = occupied(straight / "checkpoints" / str(checkpoint.newest(straight)))
+    others = occupied(straight) - occupied(straight / "checkpoints")
+    run = small_disk(others + newest * 5 // 2) / "run"
+    given = [*tiny.arguments("full"), f"--output_dir={run}"]
+    text = finish(tiny.start(given), status=2)
+    failed = time.time()
+    (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    expected = rf"error: cannot write checkpoint {run}/checkpoints/(\d+): No space left on device .*"
+    step = int(re.match(expected, line)[1])
+    assert f"the last good one is {run}/checkpoints/{step - 3}; --resume=auto goes on from there" in line
+    assert "Traceback" not in text
+    assert failed - (run / "metrics.jsonl").stat().st_mtime < 20
+    # Nothing of the checkpoint that failed is left to fill the disk.
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {str(step - 6), str(step - 3)}
+    small_disk(2**24)
+    assert f"after step {step - 3}" in finish(tiny.start([*given, "--resume=auto"]))
+    same_result(straight, run)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tiny) -> None:
+    """One flipped bit in the weights on disk: said, set aside, and the end is that of the undisturbed run."""
+    straight, _ = tiny.straight()
+    run = tiny.directory / "damaged"
+    shutil.copytree(straight, run)
+    newest = checkpoint.newest(run)
+    largest = max((run / "checkpoints" / str(newest)).rglob("d/*"), key=lambda path: path.stat().st_size)
+    raw = bytearray(largest.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    largest.write_bytes(raw)
+    text = finish(tiny.start([*tiny.arguments("damaged"), "--resume=auto"]))
+    before = newest - newest % 3  # a checkpoint every 3 steps, and one at the end
+    assert re.search(
+        rf"resume      checkpoint .*/checkpoints/{newest} is damaged: .*; it is set aside as .*\.damaged", text
+    )
+    assert f"resume      {run} after step {before}" in text
+    assert (run / "checkpoints" / f"{newest}.damaged").is_dir()
+    same_result(straight, run)
+
+
+def compilations(text: str, function: str) -> int:
+    """Of a function, by JAX's log: train_step, or step, the evaluation's."""
+    return len(re.findall(rf"Compiling jit\({function}\)", text))
+
+
+def test_the_best_stays_and_nothing_compiles_twice(tiny) -> None:
+    """Evaluations, checkpoints and a resume: one compilation of the step and of the evaluation in each process."""
+    run = tiny.directory / "best_kept"
+    options = {"eval_every": 2, "keep_best": "auroc", "keep_checkpoints": 1, "checkpoint_every": 1000, "max_steps": 12}
+    text = finish(tiny.start(tiny.arguments("best_kept", **options), JAX_LOG_COMPILES="1"))
+    assert (compilations(text, "train_step"), compilations(text, "step")) == (1, 1)
+    curve = {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row}
+    best = max(curve, key=lambda step: (curve[step], -step))
+    assert set(retention.complete(run / "checkpoints")) == {best, 12}
+    assert checkpoint.locate(run / "best") == (run, best)
+    assert checkpoint.read_meta(run, best)["metrics"]["auroc"] == curve[best]
+    assert params(run / "best").keys() == params(run, best).keys()
+    assert best < 12
+    if True:
+        shutil.rmtree(run / "checkpoints" / "12")
+        text = finish(tiny.start([*tiny.arguments("best_kept", **options), "--resume=auto"], JAX_LOG_COMPILES="1"))
+        assert (compilations(text, "train_step"), compilations(text, "step")) == (1, 1)
+        assert checkpoint.locate(run / "best") == (run, best)
+        assert {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row} == curve

@@ -1,0 +1,180 @@
+"""Real runs of train, of a tiny model, in processes of their own: started, waited for, read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import tokenizers
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
+
+from cfprm_jax.training import checkpoint
+from cfprm_jax.training.metrics import MEASURED
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_model(directory: pathlib.Path) -> None:
+    """config.json of a tiny Qwen2 and a byte-level tokenizer, no weights."""
+    directory.mkdir(exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHAT_TEMPLATE)
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<extra_0>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    tokenizer.save_pretrained(directory)
+    config = {
+        "model_type": "qwen2",
+        "vocab_size": 264,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def write_corpus(path: pathlib.Path, questions: int) -> None:
+    """Stepwise rows, three solutions of each question, with soft, missing and hard labels."""
+    rng = random.Random(7)
+    with path.open("w") as file:
+        for q in range(questions):
+            steps = [f"{rng.randint(1, 99)}+{q}" for _ in range(4)]
+            for _ in range(3):
+                labels = [rng.choice([1.0, 1.0, 0.0, 0.7, None]) for _ in steps[:3]] + [1.0]
+                row = {"prompt": f"What is {q}?", "completions": [*steps[:3], str(rng.random())], "labels": labels}
+                file.write(json.dumps(row) + "\n")
+
+
+class TinyRuns:
+    """Runs of one model on one corpus, each in a directory of its own.
+
+    Attributes:
+      directory: where model, corpus, caches and runs are.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        write_model(directory / "model")
+        write_corpus(directory / "train.jsonl", 32)
+
+    def arguments(self, run: str, **options) -> list[str]:
+        """Two granularities of 96 trajectories in batches of 6 less the held-out ones; one batch shape."""
+        values = {
+            "model": self.directory / "model",
+            "init": "random",
+            "train_data": self.directory / "train.jsonl",
+            "eval_fraction": 0.2,
+            "c_max": 2,
+            "dtype": "float32",
+            "learning_rate": 0.01,
+            "system_prompt": "Score.",
+            "max_length": 128,
+            "row_length": 128,
+            "packing": "none",
+            "batch_size": 6,
+            "checkpoint_every": 3,
+            "log_every": 5,
+            "output_dir": self.directory / run,
+            "data_cache_dir": self.directory / "cache",
+            **options,
+        }
+        return [f"--{name}={value}" for name, value in values.items()]
+
+    def start(self, arguments: list[str], devices: int = 1, **environment: str) -> subprocess.Popen:
+        """One process of train."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "cfprm_jax.train", *arguments, f"--compile_cache_dir={self.directory / 'compiled'}"],
+            env=self.environment(devices) | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def environment(self, devices: int = 1) -> dict[str, str]:
+        """Of a process with so many CPU devices."""
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+
+    def start_two(self, arguments: list[str], *only_second: str, devices: int = 1) -> list[subprocess.Popen]:
+        """Two processes of one run; only_second are more flags of the second."""
+        given = [*arguments, f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--heartbeat_timeout=10"]
+        return [self.start([*given, f"--process_id={i}", *(only_second if i else ())], devices) for i in range(2)]
+
+    def straight(self) -> tuple[pathlib.Path, str]:
+        """An undisturbed run and what it printed; made once."""
+        run, text = self.directory / "straight", self.directory / "straight.txt"
+        if not text.exists():
+            text.write_text(finish(self.start(self.arguments("straight"))))
+        return run, text.read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def finish(process: subprocess.Popen, status: int = 0) -> str:
+    """Wait for a process to end with this status; what it printed."""
+    try:
+        text, _ = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == status, f"ended with {process.returncode}, expected {status}:\n{text}"
+    return text
+
+
+def rows(run: pathlib.Path) -> list[dict]:
+    """metrics.jsonl without what a clock or a machine says."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in MEASURED} for line in lines]
+
+
+def wait_for_step(process: subprocess.Popen, run: pathlib.Path, step: int) -> None:
+    """Until metrics.jsonl has a line of this step."""
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        path = run / "metrics.jsonl"
+        if path.exists() and path.read_text().count("\n") >= step:
+            return
+        time.sleep(0.002)
+    process.kill()
+    raise AssertionError(f"step {step} did not come: {process.communicate()[0]}")
+
+
+def params(run: pathlib.Path, step: int | None = None):
+    """Of the newest checkpoint of a run, or of another one."""
+    path = run if step is None else run / "checkpoints" / str(step)
+    return checkpoint.load_for_inference(path, "float32").params
+
+
+def same_result(a: pathlib.Path, b: pathlib.Path) -> None:
+    """Two runs have the same metrics, checkpoint and description of it, to the bit."""
+    assert rows(a) == rows(b)
+    first, second = (checkpoint.load_for_inference(run, "float32") for run in (a, b))
+    assert first.meta == second.meta
+    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
