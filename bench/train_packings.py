@@ -19,14 +19,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 import transformers
 
-from cfprm_jax import flags, losses
+from cfprm_jax import flags
 from cfprm_jax.config import (
     PACKINGS,
     DeviceConfig,
@@ -43,9 +41,9 @@ from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import Encoded, load_tokenizer
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import fit_shapes
-from cfprm_jax.models import parameters, prm
+from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.training import optimizer, sharding, step
+from cfprm_jax.training import devices, program, sharding, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,29 +97,17 @@ def lay_out(
     return [pack(batch, packing, shapes, config.batch_size, steps) for batch in batches]
 
 
-def make_step(config: BenchConfig, vocab_size: int) -> tuple[Callable[..., Any], step.TrainState, PackedBatch]:
-    """The train step as the train command puts it together, its first state, and the shardings of a batch."""
+def make_step(config: BenchConfig, vocab_size: int) -> tuple[program.Program, step.TrainState]:
+    """The train step as the train command puts it together, and its first state."""
     heads = config.width // 64
     backbone = Qwen2Config(vocab_size, config.width, 4 * config.width, config.layers, heads, max(heads // 2, 1), 64)
-    network = PRMConfig(backbone, dtype="float32")
-    mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
-    specs = parameters.param_specs(network)
-    options = OptimizerConfig()
-    schedule = optimizer.learning_rate_schedule(options, 1000)
-    tx = optimizer.AdamW(options, schedule, specs)
-    param_shardings = sharding.param_shardings(mesh, specs)
-    shardings = step.state_shardings(tx, param_shardings, mesh)
-    make = jax.jit(functools.partial(parameters.init_params, network), out_shardings=param_shardings)
-    pure = functools.partial(
-        step.train_step,
-        forward=functools.partial(prm.apply, network),
-        loss=losses.loss_function(config.loss),
-        config=options,
-        tx=tx,
-        schedule=schedule,
-    )
-    state = step.init_state(make(jax.random.key(config.seed)), tx, shardings)
-    return step.jit_train_step(pure, shardings, mesh), state, sharding.batch_shardings(mesh)
+    mesh = sharding.make_mesh(DeviceConfig(), devices.select("auto")[:1])
+    devices.keep_freed_memory(mesh.devices.flat)
+    backend = sharding.attention_backend("auto", mesh, backbone, "float32")
+    network = PRMConfig(backbone, dtype="float32", attention=backend)
+    built = program.build(network, config.loss, OptimizerConfig(), 1000, mesh)
+    make = jax.jit(functools.partial(parameters.init_params, network), out_shardings=built.param_shardings)
+    return built, built.init_state(make(jax.random.key(config.seed)))
 
 
 def main(config: BenchConfig) -> int:
@@ -129,11 +115,11 @@ def main(config: BenchConfig) -> int:
     tokenizer = load_tokenizer(config.tokenizer, config.encoding.marker)
     batches, steps, longest = read_batches(config, tokenizer)
     laid_out = {packing: lay_out(batches, packing, config, steps, longest) for packing in config.packings}
-    train_step, state, shardings = make_step(config, -(-len(tokenizer) // 128) * 128)
+    built, state = make_step(config, -(-len(tokenizer) // 128) * 128)
 
     started = time.perf_counter()
     for packed in {b.tokens.shape: b for packing in config.packings for b in laid_out[packing]}.values():
-        state, metrics = train_step(state, sharding.put_batch(packed, shardings))
+        state, metrics = built.train_step(state, sharding.put_batch(packed, built.batch_shardings))
         jax.block_until_ready(metrics)
     compiled = time.perf_counter() - started
 
@@ -143,7 +129,7 @@ def main(config: BenchConfig) -> int:
         for packing in config.packings:
             start = time.perf_counter()
             for packed in laid_out[packing]:
-                state, metrics = train_step(state, sharding.put_batch(packed, shardings))
+                state, metrics = built.train_step(state, sharding.put_batch(packed, built.batch_shardings))
             jax.block_until_ready((state, metrics))
             seconds[packing].append((time.perf_counter() - start) / len(batches))
             loss_of[packing].append(round(float(metrics["loss"]), 5))

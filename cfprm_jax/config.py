@@ -157,7 +157,7 @@ class PackingConfig:
     row_length: int = option(
         0,
         "Tokens a row. 0 fits a small set of lengths, multiples of 128, to the corpus: for trees up to three times the "
-        "longest solution, which suits wide models; narrow ones, where attention costs most, want shorter rows.",
+        "longest solution.",
         lower=0,
     )
     row_shapes: int = option(

@@ -44,9 +44,9 @@ def select(platform: str) -> list[jax.Device]:
         raise UserError(f"{message} Or run with --platform=cpu. (JAX says: {error})".replace("\n", " ")) from error
 
 
-# Parameters of glibc's mallopt (malloc.h), and sizes that no buffer of a step reaches.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_KEEP = {_M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: (1 << 31) - 1}
+# Parameters of glibc's mallopt (malloc.h). Nothing is mapped by itself, and -1 is never to give the heap's end back.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
 
 
 def keep_freed_memory(devices: Sequence[jax.Device]) -> bool:
