@@ -29,11 +29,20 @@ def quiet_orbax() -> None:
     logger = logging.getLogger("absl")
     if _is_not_orbax not in logger.filters:
         logger.addFilter(_is_not_orbax)
+        # Of several writers that fail, one is heard; asyncio would tell of the others when they are collected.
+        logging.getLogger("asyncio").addFilter(_did_not_fail_in_orbax)
         sys.unraisablehook = functools.partial(_unless_too_late, sys.unraisablehook)
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in pathlib.PurePath(record.pathname).parts or record.exc_info is None
+
+
+def _did_not_fail_in_orbax(record: logging.LogRecord) -> bool:
+    if not record.exc_info:
+        return True
+    frames = traceback.extract_tb(record.exc_info[2])
+    return not any("orbax" in pathlib.PurePath(frame.filename).parts for frame in frames)
 
 
 def _unless_too_late(hook: Callable[[Any], object], unraisable: Any) -> None:
