@@ -23,7 +23,7 @@ from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.train import TrainConfig
 from cfprm_jax.training import flops, sharding
 
-# Packed in trees of shared prefixes, 32 PRM800K solutions fill 6 to 11 rows of 2,048.
+# One after another, 32 solutions of PRM800K phase 1 fill about 9 rows of 2,048; in trees of shared prefixes, fewer.
 _TRAJECTORIES_A_ROW = 4
 
 
@@ -52,8 +52,8 @@ class PlanConfig:
 
     python -m cfprm_jax.plan --flagfile=configs/paper/math_q_ranking_c2.flags --accelerator=h100-80gb --num_devices=1
 
-    Takes every flag of train; no weights and no data are read. Memory, kernels and collectives are the XLA compiler's
-    own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
+    Takes every flag of train but --lora_rank; no weights and no data are read. Memory, kernels and collectives are the
+    XLA compiler's own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
     """
 
     plan: PlanOptions = dataclasses.field(default_factory=PlanOptions)
@@ -92,9 +92,11 @@ def make_job(config: PlanConfig) -> ahead.Job:
     """What train would compile.
 
     Raises:
-      UserError: the model's shape is not known, or it does not take rows of that length.
+      UserError: the model's shape is not known, it does not take rows of that length, or adapters are to be trained.
     """
     plan, train = config.plan, config.train
+    if train.lora.lora_rank:
+        raise UserError(f"--lora_rank={train.lora.lora_rank}: plan compiles the training of all weights only")
     backbone = find_backbone(train.model.model, plan.model_config)
     backbone.refuse_length(train.encoding.max_length)
     packed = train.packing.packing != "none"

@@ -143,6 +143,8 @@ def run(config: TrainConfig, processes: Processes) -> int:
     output_dir = pathlib.Path(
         processes.share(lambda: str(run_directory.check(config.run.output_dir, config.run.resume)))
     )
+    # Where it runs is no part of a run, which may go on anywhere.
+    kept = dataclasses.replace(config, distributed=DistributedConfig())
     chosen = devices.select(config.device.platform)
     devices.keep_freed_memory(chosen)
     caches.use_compile_cache(config.run.compile_cache_dir)
@@ -172,8 +174,6 @@ def run(config: TrainConfig, processes: Processes) -> int:
         base = adapters.load_base(sources.model, network.config, config.model.dtype, mesh, key)
         built = built.bind(base.frozen)
         say(f"adapters    {adapters.describe(network.config, network.adapters, config.model.dtype)}")
-    # Where it runs is no part of a run, which may go on anywhere.
-    kept = dataclasses.replace(config, distributed=DistributedConfig())
     job = loop.Job(
         train_step=built.train_step,
         evaluate=functools.partial(evaluation.evaluate, built.eval_step, data.held_out, built.batch_shardings),
@@ -184,7 +184,9 @@ def run(config: TrainConfig, processes: Processes) -> int:
         flops=functools.partial(step_flops, network),
         measure=functools.partial(devices.memory, chosen),
     )
-    processes.require_equal("what is trained", job.meta["fingerprint"])
+    # Another mesh or another time to evaluate in one process would leave the others waiting for it.
+    alike = {**flags.as_dict(kept), **job.meta["fingerprint"], "JAX": jax.__version__}
+    processes.require_equal("what is trained", alike)
     start = processes.share(lambda: checkpoint.newest(output_dir) or 0)
     if not start:  # before anything is written, as this may fail
         if config.run.resume != "never":

@@ -46,7 +46,7 @@ def test_an_experiment_resolves_to_what_its_name_says(path, monkeypatch):
     assert config.packing.batch_size == 32
     assert config.granularity.epochs_per_granularity == 1
     assert config.granularity.schedule == "coarse_to_fine"
-    assert config.read.data_format == "prm800k"
+    assert config.packing.packing == "sequence"  # trajectories are shuffled one by one, as in the paper
     assert config.model.dtype == "bfloat16"
     assert config.loss.margin == 4.0
     assert config.train_data == ("data/prm800k/phase1_train.jsonl", "data/prm800k/phase2_train.jsonl")

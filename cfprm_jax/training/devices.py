@@ -28,8 +28,7 @@ def select(platform: str) -> list[jax.Device]:
     Raises:
       UserError: the platform is not there. Nothing ever falls back to the CPU.
     """
-    if _is_cpu(platform):
-        _mallopt({_M_ARENA_MAX: 1})
+    share_memory(platform)
     if platform == "auto":
         return jax.devices()
     try:
@@ -54,9 +53,15 @@ def keep_freed_memory(devices: Sequence[jax.Device]) -> bool:
 
     glibc gives large buffers back to the system as soon as they are free, and every step then pays for the page faults
     of the same buffers again: a third of the time of a small model's step. The process holds its peak until it ends.
-    The threads that run a step share its memory only if :func:`select` found the devices.
+    The threads that run a step have a part in that only after :func:`share_memory`.
     """
     return all(device.platform == "cpu" for device in devices) and _mallopt(_KEEP)
+
+
+def share_memory(platform: str) -> None:
+    """Let JAX's threads on CPU devices have the process's memory; for before JAX is asked for any device."""
+    if _is_cpu(platform):
+        _mallopt({_M_ARENA_MAX: 1})
 
 
 def _is_cpu(platform: str) -> bool:

@@ -32,6 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.config import DistributedConfig
 from cfprm_jax.errors import UserError
+from cfprm_jax.training import devices
 
 _STORE = "cfprm_jax"
 _FAILURE, _ENDED = f"{_STORE}/failure", f"{_STORE}/ended/"
@@ -179,15 +180,16 @@ class Processes:
         if self.first:
             self.barrier()
 
-    def require_equal(self, what: str, value: Any) -> None:
-        """UserError unless every process has the same value."""
-        values = self.gather(value)
-        odd = [i for i, other in enumerate(values) if other != values[0]]
-        if odd:
-            raise UserError(
-                f"{what} differs between the processes: {values[odd[0]]!r} in process {odd[0]}, "
-                f"{values[0]!r} in process 0; all of them need the same flags, files and versions"
-            )
+    def require_equal(self, what: str, value: dict[str, Any]) -> None:
+        """UserError, naming the keys in question, unless every process has the same dictionary."""
+        first, *others = self.gather(value)
+        for i, other in enumerate(others, 1):
+            odd = [key for key in {**first, **other} if first.get(key) != other.get(key)]
+            if odd:
+                named = ", ".join(f"{key} is {other.get(key)!r} in process {i}, {first.get(key)!r} in 0" for key in odd)
+                raise UserError(
+                    f"{what} differs between the processes: {named}; all need the same flags, files and versions"
+                )
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -279,6 +281,7 @@ def session(config: DistributedConfig, platform: str) -> Iterator[Processes]:
     layout = detect(config, os.environ)
     if layout is not None or (config.distributed == "auto" and platform == "tpu" and _tpu_here()):
         _join(config, layout)
+    devices.share_memory(platform)
     count = jax.process_count()
     if count == 1:
         yield Processes()

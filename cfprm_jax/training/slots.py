@@ -182,7 +182,9 @@ def round_at_random(x: Float[Array, "*shape"], draw: Draw) -> Float[Array, "*sha
     bits = draw.place + draw.step.astype(jnp.uint32) * jnp.uint32(_SECOND_STRIDE)
     exact = jax.lax.bitcast_convert_type(x, jnp.uint32)
     high = (exact + (bits >> (32 - _LOW_BITS))) >> _LOW_BITS
-    return jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
+    rounded = jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
+    # NVIDIA's NaN has all bits set, and would overflow into -0.
+    return jnp.where(jnp.isnan(x), jnp.bfloat16(jnp.nan), rounded)
 
 
 def encode_second(

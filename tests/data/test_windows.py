@@ -1,4 +1,4 @@
-"""Windows: DESIGN's example, and the properties that any solution must keep."""
+"""Windows: a worked example, and the properties that any solution must keep."""
 
 from __future__ import annotations
 

@@ -229,6 +229,7 @@ def test_auto_takes_what_suits_the_platform(platform, dtype, expected):
         ("auto", "gpu", "bfloat16", {"head_dim": 100}, "a multiple of 8 up to 256, not 100"),
         ("pallas", "gpu", "bfloat16", {}, "--attention=pallas is for TPUs, and this runs on gpu"),
         ("auto", "tpu", "bfloat16", {"head_parts": 8}, "tensor=8 does not divide the 28 query heads and 4 key heads"),
+        ("auto", "gpu", "float32", {"head_parts": 8}, "tensor=8 does not divide the 28 query heads and 4 key heads"),
         ("cudnn", "gpu", "bfloat16", {"head_parts": 7}, "tensor=7 does not divide the 28 query heads and 4 key heads"),
     ],
 )

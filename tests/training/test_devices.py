@@ -92,7 +92,7 @@ def faults(allocate, times):
 found = devices.select("cpu") if "select" in sys.argv else jax.devices()
 before, kept = faults(on_host, 20), devices.keep_freed_memory(found)
 faults(on_host, 1), faults(on_device, 4)  # the first buffers are new to the process
-print(before, faults(on_host, 20), faults(on_device, 10), kept)
+print(before, faults(on_host, 20), faults(on_device, 40), kept)
 """
 
 
@@ -106,4 +106,5 @@ def test_freed_buffers_are_kept_on_a_cpu() -> None:
     if kept != "True":
         pytest.skip("the C library is not glibc")
     assert int(on_host) < int(before) / 10
-    assert int(on_device) < (1 << 27) / os.sysconf("SC_PAGE_SIZE")  # not even one of ten
+    # JAX's thread may free one after the next has been made, so a few are new each time; given back, all 40 would be.
+    assert int(on_device) < 10 * (1 << 27) / os.sysconf("SC_PAGE_SIZE")

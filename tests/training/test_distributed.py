@@ -99,7 +99,7 @@ def test_alone_nothing_is_asked() -> None:
     assert processes.gather(3) == [3]
     assert processes.share(lambda: "a") == "a"
     processes.barrier()
-    processes.require_equal("x", 1)
+    processes.require_equal("x", {"y": 1})
     with pytest.raises(ValueError, match="passes"), processes.guard():
         raise ValueError("passes")
 
@@ -204,7 +204,16 @@ def test_different_flags_are_refused(tiny) -> None:
     processes = tiny.start_two(tiny.arguments("different"), "--learning_rate=0.02")
     texts = [ended(process, 120) for process in processes]
     assert [status for status, _ in texts] == [2, 2]
-    assert "what is trained differs between the processes" in texts[0][1]
+    told = "what is trained differs between the processes: learning_rate is 0.02 in process 1, 0.01 in 0; all"
+    assert told in texts[0][1]
+
+
+def test_other_times_to_evaluate_are_refused_too(tiny) -> None:
+    """The result does not depend on them, but one process would wait for the other for ever."""
+    processes = tiny.start_two(tiny.arguments("other_times"), "--eval_every=1")
+    texts = [ended(process, 120) for process in processes]
+    assert [status for status, _ in texts] == [2, 2]
+    assert "eval_every is 1 in process 1, " in texts[0][1]
 
 
 def test_one_that_is_killed_ends_the_other(tiny) -> None:

@@ -155,3 +155,13 @@ def test_six_bytes() -> None:
     param, slot = Compact.of(0.9, 0.999).hold(jnp.zeros((8, 3584)))
     held = sum(x.nbytes for x in jax.tree.leaves((param, slot)))
     assert held == pytest.approx(6 * param.size, rel=1e-3)
+
+
+def test_no_rounding_at_random_loses_what_is_not_finite() -> None:
+    """NVIDIA's NaN has all bits set, x86's has few; the sum of gradients must stay what the finite check refuses."""
+    bits = jnp.repeat(jnp.asarray([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001], jnp.uint32), 1000)
+    draw = Draw(jnp.int32(3), uniform(bits.shape))
+    nan = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    assert jnp.isnan(slots.round_at_random(nan, draw)).all()
+    infinite = jnp.where(bits >> 31 > 0, -jnp.inf, jnp.inf)
+    np.testing.assert_array_equal(slots.round_at_random(infinite, draw), infinite)

@@ -1,6 +1,6 @@
 """Attention over a forest of token trees: the one call that every layer makes, and its backends.
 
-The visibility rule is that of the row format (DESIGN, "Prefix-tree packing"): with the tokens of a row in depth-first
+The visibility rule is that of the row format (:mod:`cfprm_jax.data.packing`): with the tokens of a row in depth-first
 order, token i sees token j iff j <= i < subtree_end[j]. It is the causal mask, the isolation of packed samples and the
 sharing of prefixes at once. Padding has subtree_end[i] = i + 1 and sees itself, so no token is without a visible one.
 
@@ -34,7 +34,7 @@ def resolve(
 
     Args:
       backend: what --attention says. "auto" is cudnn on a GPU in bfloat16, pallas on a TPU, and blocks for the rest,
-        or xla where the heads are split unevenly.
+        or xla on a CPU where the heads are split unevenly.
       platform: of the devices that the computation is compiled for, which may not be this machine's.
       dtype: "bfloat16" or "float32", of the products.
       heads, kv_heads, head_dim: of the network.
@@ -53,7 +53,8 @@ def resolve(
         elif platform in _GPUS and dtype == "bfloat16":
             chosen = "cudnn"
         else:
-            chosen = "xla" if uneven else "blocks"
+            # On a GPU xla would hold the logits in memory, so that uneven heads are refused below instead.
+            chosen = "xla" if uneven and platform == "cpu" else "blocks"
     if chosen == "xla":
         return chosen
     if chosen == "cudnn":
