@@ -145,7 +145,7 @@ def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
 def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> None:
     """Give every row "step_scores" and "step_logits"; null for one that is too long."""
     # JAX is for this only: scored rows are evaluated without it.
-    from cfprm_jax.inference.load import open_prm
+    from cfprm_jax.inference.load import limited, open_prm
     from cfprm_jax.inference.rows import sigmoid
     from cfprm_jax.inference.scorer import Scorer
     from cfprm_jax.training import devices, sharding
@@ -155,12 +155,7 @@ def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> None:
     mesh = sharding.make_mesh(config.device, chosen)
     print(f"devices     {devices.describe(chosen)}", flush=True)
     loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
-    if config.max_length:
-        loaded = dataclasses.replace(
-            loaded, encoding=dataclasses.replace(loaded.encoding, max_length=config.max_length)
-        )
-    loaded.config.backbone.refuse_length(loaded.encoding.max_length)
-    scorer, progress = Scorer(loaded, mesh=mesh), ProgressLine(sys.stdout)
+    scorer, progress = Scorer(limited(loaded, config.max_length), mesh=mesh), ProgressLine(sys.stdout)
     # Solutions of one problem share its tokens, and those of similar length a batch.
     order = sorted(range(len(found)), key=lambda place: (found[place]["problem"], place))
     for start in range(0, len(order), _CHUNK):

@@ -13,7 +13,7 @@ from cfprm_jax import flags
 from cfprm_jax.config import ATTENTIONS, PACKINGS, DeviceConfig, option
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
-from cfprm_jax.inference.load import open_prm
+from cfprm_jax.inference.load import limited, open_prm
 from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
@@ -96,12 +96,8 @@ def main(config: ScoreConfig) -> int:
             print(f"scores      {config.output} is complete already")
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
-        loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
-        if config.max_length:
-            loaded = dataclasses.replace(
-                loaded, encoding=dataclasses.replace(loaded.encoding, max_length=config.max_length)
-            )
-        loaded.config.backbone.refuse_length(loaded.encoding.max_length)
+        opened = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
+        loaded = limited(opened, config.max_length)
         scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
         before = f"; {output.done:,} rows were done before" if output.done else ""
         print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -64,6 +65,18 @@ def open_prm(
     encoding = described or encoding or EncodingConfig()
     tokenizer = load_tokenizer(path, encoding.marker, backbone.vocab_size)
     return LoadedPRM(config, params, tokenizer, encoding, meta)
+
+
+def limited(loaded: LoadedPRM, max_length: int) -> LoadedPRM:
+    """The PRM for solutions of up to max_length tokens; 0 is the length that it was trained for.
+
+    Raises:
+      UserError: the backbone does not take rows of that length.
+    """
+    if max_length:
+        loaded = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=max_length))
+    loaded.config.backbone.refuse_length(loaded.encoding.max_length)
+    return loaded
 
 
 class PRM:
