@@ -143,8 +143,6 @@ def run(config: TrainConfig, processes: Processes) -> int:
     output_dir = pathlib.Path(
         processes.share(lambda: str(run_directory.check(config.run.output_dir, config.run.resume)))
     )
-    # Where it runs is no part of a run, which may go on anywhere.
-    kept = dataclasses.replace(config, distributed=DistributedConfig())
     chosen = devices.select(config.device.platform)
     devices.keep_freed_memory(chosen)
     caches.use_compile_cache(config.run.compile_cache_dir)
@@ -157,6 +155,8 @@ def run(config: TrainConfig, processes: Processes) -> int:
         sources = materialise(config, output_dir)
         candidates = open_candidates(sources.candidates, config.eval.bon_n) if sources.candidates else []
     config = go_on_from_prm(config, sources, say)
+    # Where it runs is no part of a run, which may go on anywhere.
+    kept = dataclasses.replace(config, distributed=DistributedConfig())
     network = open_network(config, sources, mesh)
     weights = "float32" if network.adapters is None else config.model.dtype
     say(f"model       {summary.model(network.config, str(sources.model), weights)}")
