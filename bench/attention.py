@@ -9,24 +9,20 @@ the fitted power of the length; --plot draws the same. --backends that cannot ru
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import pathlib
-import platform
+import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import seconds_of, select_devices, take_turns, write_json
 
 from cfprm_jax import flags
 from cfprm_jax.config import option
 from cfprm_jax.models.attention import attention
-from cfprm_jax.training import devices
 
 _BRANCH = 32
 
@@ -36,7 +32,7 @@ class BenchConfig:
     """Measure attention against length."""
 
     lengths: tuple[str, ...] = option(("256", "512", "1024", "2048", "4096"), "Tokens a row.", kind="list")
-    backends: tuple[str, ...] = option(("xla", "blocks"), "Backends of --attention.", kind="list")
+    backends: tuple[str, ...] = option(("xla", "blockwise"), "Backends of --attention.", kind="list")
     size: int = option(512, "Tokens of a sequence or tree where a row holds several.", lower=2 * _BRANCH)
     heads: int = option(4, "Query heads.", lower=1)
     kv_heads: int = option(2, "Key and value heads.", lower=1)
@@ -101,10 +97,10 @@ def compiled(config: BenchConfig, backend: str, ends: np.ndarray) -> Callable[[]
 
     gradients = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
 
-    def run() -> None:
-        jax.block_until_ready(gradients(*inputs))
+    def run() -> Any:
+        return gradients(*inputs)
 
-    run()
+    jax.block_until_ready(run())
     return run
 
 
@@ -116,12 +112,8 @@ def measure(config: BenchConfig, kind: str) -> list[dict[str, Any]]:
     for length in lengths:
         ends = KINDS[kind](length, config.size)
         runs = {backend: compiled(config, backend, ends) for backend in config.backends}
-        seconds: dict[str, list[float]] = {backend: [] for backend in runs}
-        for _ in range(config.rounds):
-            for backend, run in runs.items():
-                started = time.perf_counter()
-                run()
-                seconds[backend].append(time.perf_counter() - started)
+        sides = {backend: functools.partial(seconds_of, run) for backend, run in runs.items()}
+        seconds = take_turns(sides, config.rounds)
         for backend, row in rows.items():
             row["seconds"].append(seconds[backend])
             row.setdefault("pairs", []).append(visible_pairs(ends))
@@ -152,29 +144,20 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
 
 def main(config: BenchConfig) -> int:
     """Every kind of row."""
-    found = devices.select(config.platform)
-    devices.keep_freed_memory(found)
+    found = select_devices(config.platform)
     rows = []
-    print(f"{'rows of':>13} {'backend':>8} {'exponent':>8}  milliseconds (pairs a token) at each length")
+    print(f"{'rows of':>13} {'backend':>9} {'exponent':>8}  milliseconds (pairs a token) at each length")
     for kind in KINDS:
         for row in measure(config, kind):
             cells = [
                 f"{length}: {1e3 * seconds:.1f} ({pairs / length:.0f})"
                 for length, seconds, pairs in zip(row["lengths"], row["median_seconds"], row["pairs"], strict=True)
             ]
-            print(f"{kind:>13} {row['backend']:>8} {row['exponent']:>8}  {'  '.join(cells)}", flush=True)
+            print(f"{kind:>13} {row['backend']:>9} {row['exponent']:>8}  {'  '.join(cells)}", flush=True)
             rows.append(row)
     if config.plot:
         draw(rows, config.plot)
-    if config.output:
-        written = {
-            "config": flags.as_dict(config),
-            "command": sys.argv,
-            "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "devices": devices.describe(found)},
-            "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
-            "rows": rows,
-        }
-        pathlib.Path(config.output).write_text(json.dumps(written, indent=1) + "\n")
+    write_json(config.output, devices=found, config=flags.as_dict(config), rows=rows)
     return 0
 
 

@@ -1,49 +1,54 @@
 """python bench/gpu_check.py --output=gpu.json: what one accelerator computes, how fast, and in how much memory.
 
-Parity first: scores and gradients of a small network in bfloat16, with every attention backend that the platform has,
-against float32 on the CPU; and that no backend lets a token see another's branch. Then tokens/s, MFU and peak memory of
-training and scoring, for published shapes with random weights. Each part is a process of its own, so that one that runs
-out of memory costs no other, and a peak is that of its part. Meant to end within eight minutes on an H100; parts that
-would begin after --budget seconds are left out, and the report says so. Exits with 1 if parity fails.
+* parity_BACKEND: scores and gradients of a small network against float32 on the CPU, and that no token sees another's
+  branch; the attention backends that the platform does not have say so.
+* 7B and other shapes: tokens/s, MFU and peak memory of training and scoring with random weights.
+* determinism: the same three steps twice in a process and once more in another, with and without --deterministic.
+* attention: seconds and errors of every backend for one layer of the 7B.
 
-Reads no data and needs no Grain: JAX for the accelerator, Flax and transformers are enough.
+Each is a process of its own with a time limit, what matters most first, so that one that fails, hangs or runs out of
+memory costs no other. Ends within eight minutes; what was cut or left out is said. Exits with 1 if scores, gradients,
+isolation or determinism are not as they should be, or were not found out.
+
+Reads no data. Needs JAX for the accelerator, Flax, absl-py, jaxtyping and NumPy, and nothing else of the project's.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-# A peak of 60 of 80 GB is all that JAX takes by default.
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
-
+import contextlib
 import dataclasses
-import functools
+import importlib.util
 import json
+import os
 import pathlib
 import platform
+import signal
 import subprocess
+import sys
+import tempfile
 import time
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+NEEDED = {"jax": "jax", "flax": "flax", "absl": "absl-py", "jaxtyping": "jaxtyping", "numpy": "numpy"}
+_MISSING = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+if __name__ == "__main__" and _MISSING:
+    print(f"error: gpu_check.py needs {', '.join(_MISSING)}: pip install {' '.join(_MISSING)}", file=sys.stderr)
+    sys.exit(2)
+if importlib.util.find_spec("cfprm_jax") is None:  # a clone that is not installed
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from cfprm_jax import flags, losses
-from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig, option
-from cfprm_jax.data.packing import PackedBatch
-from cfprm_jax.errors import UserError
-from cfprm_jax.models import attention, parameters, prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.planning.shapes import known_backbone
-from cfprm_jax.training import devices, flops, program, sharding, step
-from cfprm_jax.training.step import TrainState
+from cfprm_jax import flags
+from cfprm_jax.config import ATTENTIONS, option
 
 GIB = 1 << 30
-# Against float32 on the CPU, of the largest score and in the direction of all gradients together. bfloat16 has 8 bits.
-TOLERANCE = {"bfloat16": (0.05, 0.99), "float32": (1e-3, 0.99999)}
-TINY = Qwen2Config(256, 64, 128, 2, 4, 2, 16)
+# What auto takes on a GPU first.
+BACKENDS = ("cudnn", *(name for name in ATTENTIONS if name not in ("auto", "cudnn")))
+# Seconds after which a part is cut; a shape's are the longest, for its compiling.
+LIMITS = {"parity": 75.0, "shape": 120.0, "determinism": 45.0, "attention": 60.0}
+# A part that would have less is left out.
+_LEAST = 10.0
+# Why a part may have no result, or not all of it.
+REASONS = ("failed", "cut", "left_out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,228 +56,197 @@ class CheckConfig:
     """Check and measure one accelerator."""
 
     platform: str = option("auto", "Accelerator; auto is JAX's own choice.", choices=("auto", "cpu", "gpu", "tpu"))
-    shapes: tuple[str, ...] = option(("0.5B", "1.5B", "7B"), "Qwen2.5 sizes that are measured, or tiny.", kind="list")
+    shapes: tuple[str, ...] = option(
+        ("7B", "1.5B", "0.5B"), "Qwen2.5 sizes that are measured; tiny makes everything else small too.", kind="list"
+    )
     rows: int = option(8, "Rows of a batch.", lower=1)
     length: int = option(2048, "Tokens of a row.", lower=64)
     steps: int = option(8, "Steps that are timed, after two that are not.", lower=1)
     optimizer: str = option("adamw_compact", "Optimizer of the training steps.", choices=("adamw", "adamw_compact"))
-    budget: float = option(420.0, "Seconds after which no further part begins.", lower=0.0)
+    budget: float = option(460.0, "Seconds for everything.", lower=0.0)
+    part_limit: float = option(0.0, "Most seconds of a part; 0 is each part's own.", lower=0.0)
     output: str = option("", "JSON file for the figures.")
-    part: str = option("", "Run this part alone, in this process: parity, or one of the shapes.")
+    part: str = option("", "Run this part alone, in this process and without a limit.")
+    deterministic: bool = option(False, "For --part=determinism: compiled as train --deterministic does.")
+    scratch: str = option("", "Directory in which parts leave the CPU's results for each other; empty is none.")
 
 
-def make_batch(rows: int, length: int, vocab: int, seed: int = 0) -> PackedBatch:
-    """Rows full of small trees: a stem of a quarter, and three branches from its end."""
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(1, vocab, (rows, length)).astype(np.int32)
-    positions, ends = np.zeros((2, rows, length), np.int32)
-    markers = []
-    size = max(64, length // 4)
-    for row in range(rows):
-        for start in range(0, length, size):
-            end = min(start + size, length)
-            stem = start + (end - start) // 4
-            positions[row, start:stem] = np.arange(stem - start)
-            ends[row, start:stem] = end
-            for branch in np.array_split(np.arange(stem, end), 3):
-                positions[row, branch] = stem - start + np.arange(len(branch))
-                ends[row, branch] = branch[-1] + 1
-                markers.append([row * length + stem - 1, *(row * length + branch[[len(branch) // 2, -1]])])
-    labels = rng.integers(0, 2, (len(markers), 3)).astype(np.float32)
-    return PackedBatch(tokens, positions, ends, np.array(markers, np.int32), labels)
+class Clock:
+    """The seconds that are left for everything, and for a part."""
 
+    def __init__(self, config: CheckConfig) -> None:
+        self._config, self._started = config, time.monotonic()
 
-def parity(config: CheckConfig) -> dict[str, Any]:
-    """Scores and gradients against the CPU's float32, and whether any branch leaks into another."""
-    wide = config.shapes != ("tiny",)
-    net = Qwen2Config(4096, 896, 2048, 4, 14, 2, 64) if wide else TINY
-    batch = make_batch(2, min(config.length, 512), net.vocab_size)
-    device, cpu = devices.select(config.platform)[0], jax.devices("cpu")[0]
-    loss = losses.loss_function(LossConfig())
-    params = jax.device_put(jax.jit(functools.partial(parameters.init_params, PRMConfig(net)))(jax.random.key(0)), cpu)
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
 
-    def evaluate(network: PRMConfig, where: jax.Device) -> tuple[np.ndarray, np.ndarray]:
-        def objective(params: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
-            z = step.step_scores(functools.partial(prm.apply, network), params, batch)
-            total, count = loss(z, jnp.asarray(batch.labels))
-            return total / count, z
-
-        placed = jax.device_put((params, batch), where)
-        grads, z = jax.jit(jax.grad(objective, has_aux=True))(*placed)
-        flat = np.concatenate([np.ravel(np.asarray(g, np.float64)) for g in jax.tree.leaves(grads)])
-        return np.asarray(z, np.float64), flat
-
-    z, grads = evaluate(PRMConfig(net, dtype="float32"), cpu)
-    rows = []
-    for dtype in ("float32", "bfloat16"):
-        for backend in attention.BACKENDS:
-            row: dict[str, Any] = {"dtype": dtype, "attention": backend}
-            rows.append(row)
-            try:
-                shape = {
-                    "heads": net.num_attention_heads,
-                    "kv_heads": net.num_key_value_heads,
-                    "head_dim": net.head_dim,
-                }
-                network = PRMConfig(
-                    net, dtype=dtype, attention=attention.resolve(backend, device.platform, dtype, **shape)
-                )
-            except UserError as error:
-                row["refused"] = str(error)
-                continue
-            found, found_grads = evaluate(network, device)
-            row["score_error"] = float(np.abs(found - z).max() / np.abs(z).max())
-            norms = np.linalg.norm(grads), np.linalg.norm(found_grads)
-            row["gradient_cosine"] = float(grads @ found_grads / (norms[0] * norms[1]))
-            row["gradient_norm_ratio"] = float(norms[1] / norms[0])
-            row["leaks"] = leaks(network, jax.device_put(params, device), batch, device)
-            most, least = TOLERANCE[dtype]
-            row["passed"] = row["score_error"] < most and row["gradient_cosine"] > least and not row["leaks"]
-    return {"rows": rows, "passed": all(row.get("passed", True) for row in rows), **where_it_ran(device)}
-
-
-def leaks(network: PRMConfig, params: Any, batch: PackedBatch, device: jax.Device) -> bool:
-    """Whether other tokens in the last branch of the first row change a score that does not see it."""
-    scores = jax.jit(functools.partial(step.step_scores, functools.partial(prm.apply, network)))
-    last = batch.step_positions[batch.step_positions < batch.tokens.shape[1]].max()
-    branch = np.flatnonzero((batch.subtree_end[0] == last + 1) & (np.arange(batch.tokens.shape[1]) <= last))
-    branch = branch[batch.positions[0, branch] >= batch.positions[0, last] - len(branch) + 1]
-    first = branch[-(batch.tokens.shape[1] // 16) :]
-    tokens = batch.tokens.copy()
-    tokens[0, first] = 1 + (tokens[0, first] + 1) % (network.backbone.vocab_size - 1)
-    before, after = (
-        np.asarray(scores(params, jax.device_put(b, device))) for b in (batch, batch._replace(tokens=tokens))
-    )
-    unseen = ~np.isin(batch.step_positions, first)
-    return bool((before != after)[unseen].any()) or not bool((before != after)[~unseen].any())
-
-
-def measure(config: CheckConfig, name: str) -> dict[str, Any]:
-    """Training and scoring of one shape: seconds a step, tokens/s, MFU and peak memory of each."""
-    backbone = TINY if name == "tiny" else known_backbone(f"Qwen2.5-{name}")
-    if backbone is None:
-        raise UserError(f"--shapes: {name!r} is no size of Qwen2.5")
-    device = devices.select(config.platform)[0]
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=1"), [device])
-    backend = sharding.attention_backend("auto", mesh, backbone, "bfloat16")
-    network = PRMConfig(backbone, dtype="bfloat16", attention=backend, remat="layer")
-    options = OptimizerConfig(optimizer=config.optimizer)
-    built = program.build(network, LossConfig(), options, 1000, mesh)
-    host = make_batch(config.rows, config.length, backbone.vocab_size)
-    batch = sharding.put_batch(host, built.batch_shardings)
-    tokens = config.rows * config.length
-    arithmetic = flops.train_flops(network, tokens, flops.visible_pairs(host, tokens))
-    peak = flops.peak_flops(device.device_kind)
-    out: dict[str, Any] = {"attention": backend, "parameters": parameters.count(network), **where_it_ran(device)}
-
-    def fresh(key: jax.Array) -> TrainState:  # in one program: no float32 copy of everything
-        params, opt_state = built.tx.init(parameters.init_params(network, key))
-        return TrainState(params, opt_state, jnp.zeros((), jnp.int32))
-
-    state = jax.jit(fresh, out_shardings=built.state_shardings)(jax.random.key(0))
-    jax.block_until_ready(state)
-
-    def timed(advance: Any, work: float) -> dict[str, Any]:
-        started = time.perf_counter()
-        jax.block_until_ready(advance())
-        compiled = time.perf_counter() - started
-        jax.block_until_ready(advance())
-        seconds = []
-        for _ in range(config.steps):
-            started = time.perf_counter()
-            jax.block_until_ready(advance())
-            seconds.append(time.perf_counter() - started)
-        median = float(np.median(seconds))
-        used = (device.memory_stats() or {}).get("peak_bytes_in_use")
-        return {
-            "first_step_s": compiled,
-            "seconds": median,
-            "spread_s": float(max(seconds) - min(seconds)),
-            "tokens_per_second": tokens / median,
-            "mfu": work / median / peak if peak else None,
-            "peak_bytes": used,
-        }
-
-    # Scoring first: a peak is of all that ran before, and training needs more.
-    out["score"] = timed(lambda: built.eval_step(state.params, batch), arithmetic / 3)
-
-    def train() -> Any:
-        nonlocal state
-        state, metrics = built.train_step(state, batch)
-        return metrics
-
-    out["train"] = timed(train, arithmetic)
-    out["loss_is_finite"] = bool(np.isfinite(float(train()["loss"])))
-    return out
-
-
-def where_it_ran(device: jax.Device) -> dict[str, Any]:
-    return {"device": device.device_kind, "platform": device.platform}
+    def limit(self, kind: str) -> float | None:
+        """Seconds for a part of that kind; None if it is left out."""
+        left = self._config.budget - self.elapsed()
+        return min(self._config.part_limit or LIMITS[kind], left) if left >= _LEAST else None
 
 
 def main(config: CheckConfig) -> int:
     """All parts, one after another; or the one that is named."""
     if config.part:
-        result = parity(config) if config.part == "parity" else measure(config, config.part)
-        print(json.dumps(result), flush=True)
+        import gpu_parts
+
+        gpu_parts.run(config, lambda result: print(json.dumps(result), flush=True))
         return 0
-    started = time.monotonic()
     figures: dict[str, Any] = {
         "command": sys.argv,
-        "jax": jax.__version__,
         "python": platform.python_version(),
         "config": flags.as_dict(config),
         "parts": {},
     }
-    for part in ("parity", *config.shapes):
-        if time.monotonic() - started > config.budget:
-            figures["parts"][part] = {"left_out": f"{config.budget:.0f} s were over"}
-        else:
-            figures["parts"][part] = run_part(config, part)
-        print(describe(part, figures["parts"][part]), flush=True)
-        figures["seconds"] = time.monotonic() - started
-        if config.output:  # after each part, so that what is there survives the next
-            pathlib.Path(config.output).write_text(json.dumps(figures, indent=2) + "\n")
-    return 0 if figures["parts"]["parity"].get("passed") else 1
+    parts = order(config.shapes)
+    print(f"parts       {', '.join(parts)}; at most {config.budget:.0f} s for all", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the part that runs ends too
+    clock = Clock(config)
+    with tempfile.TemporaryDirectory() as scratch:
+        config = dataclasses.replace(config, scratch=scratch)
+        for part, kind in parts.items():
+            if kind == "determinism":
+                result = determinism(config, clock)
+            else:
+                result = run_part(config, part, clock.limit(kind))
+            figures["parts"][part] = result
+            print("\n".join(describe(part, kind, result)), flush=True)
+            figures["seconds"] = clock.elapsed()
+            figures["verdict"] = verdict(parts, figures["parts"])
+            if config.output:  # after each part, so that what is there survives the next
+                pathlib.Path(config.output).write_text(json.dumps(figures, indent=2) + "\n")
+    print(f"verdict     {'; '.join(figures['verdict']) or 'all as it should be'} ({clock.elapsed():.0f} s)")
+    return 1 if figures["verdict"] else 0
 
 
-def run_part(config: CheckConfig, part: str) -> dict[str, Any]:
-    """What a process of its own reports, or how it failed."""
-    command = [sys.executable, __file__, *flags.as_flags(dataclasses.replace(config, part=part, output=""))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or ["no word"])[-1], "log": done.stderr[-4000:]}
-    return json.loads(done.stdout.splitlines()[-1])
+def order(shapes: tuple[str, ...]) -> dict[str, str]:
+    """Part -> kind, what matters most first: is auto right, does the 7B run, and do the rest hold."""
+    first, *others = shapes
+    parity = {f"parity_{backend}": "parity" for backend in BACKENDS}
+    parts = {f"parity_{BACKENDS[0]}": "parity", first: "shape", "determinism": "determinism", **parity}
+    return {**parts, "attention": "attention", **dict.fromkeys(others, "shape")}
 
 
-def describe(part: str, result: dict[str, Any]) -> str:
-    """A part's lines of the report."""
-    for reason in ("failed", "left_out"):
+def run_part(config: CheckConfig, part: str, limit: float | None, **changes: Any) -> dict[str, Any]:
+    """What a process of its own reports within the limit, or how it failed; what it said before that stays."""
+    if limit is None:
+        return {"left_out": f"{config.budget:.0f} s were over"}
+    own = dataclasses.replace(config, part=part, output="", **changes)
+    # A group of its own, so that what it starts (XLA's assembler) ends with it.
+    process = subprocess.Popen(
+        [sys.executable, __file__, *flags.as_flags(own)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    cut = False
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        cut = True
+        _kill(process)
+        try:
+            out, err = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:  # it hangs in the driver, where no signal reaches it
+            out, err = "", ""
+    except BaseException:  # this process is to end
+        _kill(process)
+        raise
+    lines = [line for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
+    result = json.loads(lines[-1]) if lines else {}
+    if cut:
+        return {**result, "cut": f"after {limit:.0f} s", "log": err[-4000:]}
+    if process.returncode:
+        return {**result, "failed": (err.strip().splitlines() or ["no word"])[-1], "log": err[-4000:]}
+    return result
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def determinism(config: CheckConfig, clock: Clock) -> dict[str, Any]:
+    """Whether steps repeat to the bit: within a process, and in another one that compiles them anew."""
+    out: dict[str, Any] = {}
+    for name, deterministic in (("with", True), ("without", False)):
+        runs = []
+        for _ in range(2):
+            runs.append(run_part(config, "determinism", clock.limit("determinism"), deterministic=deterministic))
+            if trouble(runs[-1]):
+                return {**out, **{reason: runs[-1][reason] for reason in REASONS if reason in runs[-1]}}
+        one, other = runs
+        out[name] = {
+            "same_process": one["digests"][0] == one["digests"][1],
+            "other_process": one["digests"][0] == other["digests"][0],
+            "seconds": min(run["seconds"] for run in runs),
+        }
+        out |= {key: one[key] for key in ("attention", "device", "platform", "jax")}
+    return out
+
+
+def trouble(result: dict[str, Any]) -> str:
+    """Why a part has no result, or not all of it; empty if it has."""
+    for reason in REASONS:
         if reason in result:
-            return f"{part:8}{reason.replace('_', ' ')}: {result[reason]}"
-    if part == "parity":
-        lines = []
-        for row in result["rows"]:
-            head = f"parity  {row['dtype']:9}{row['attention']:8}"
-            if "refused" in row:
-                lines.append(f"{head}not here: {row['refused']}")
-                continue
-            verdict = "passed" if row["passed"] else "FAILED"
-            lines.append(
-                f"{head}{verdict}: scores off by {row['score_error']:.1e} of the largest, gradients cosine "
-                f"{row['gradient_cosine']:.6f}, norm {row['gradient_norm_ratio']:.4f}, leaks {row['leaks']}"
-            )
-        return "\n".join(lines)
-    lines = []
-    for what in ("score", "train"):
-        row = result[what]
-        mfu = f"{row['mfu']:.1%}" if row["mfu"] is not None else "-"
-        memory = f"{row['peak_bytes'] / GIB:.1f} GiB" if row["peak_bytes"] else "-"
+            return f"{reason.replace('_', ' ')}: {result[reason]}"
+    return ""
+
+
+def verdict(parts: dict[str, str], results: dict[str, dict[str, Any]]) -> list[str]:
+    """What is not as it should be; parts that measure count only if they computed nonsense."""
+    found = []
+    for part, result in results.items():
+        kind, wrong = parts[part], trouble(result)
+        if kind == "parity":
+            rows = result.get("rows", [])
+            found += [f"{part} {row['dtype']} is off" for row in rows if not row["passed"]]
+            found += [f"{part} {wrong}"] if wrong else []
+        elif kind == "determinism":
+            equal = result.get("with", {})
+            if wrong or not (equal["same_process"] and equal["other_process"]):
+                found.append(f"determinism {wrong or 'steps differ'}")
+        elif kind == "attention":
+            found += [f"attention {row['attention']} is off" for row in result.get("rows", []) if not row["passed"]]
+        elif result.get("loss_is_finite") is False:
+            found.append(f"{part}: the loss is not finite")
+    if not any(result.get("rows") for part, result in results.items() if parts[part] == "parity"):
+        found.append("no attention backend was compared with the CPU")
+    return found
+
+
+def describe(part: str, kind: str, result: dict[str, Any]) -> list[str]:
+    """A part's lines of the report."""
+    head = f"{part:<17}"
+    lines = [f"{head}not here: {result['refused']}"] if "refused" in result else []
+    for row in result.get("rows", ()):
+        seconds = f", {1e3 * row['seconds']:.2f} ms both ways" if "seconds" in row else ""
         lines.append(
-            f"{part:8}{what:6}{row['seconds']:8.3f} s a step  {row['tokens_per_second']:10,.0f} tokens/s  MFU {mfu}  "
-            f"peak {memory}  first step {row['first_step_s']:.0f} s  ({result['attention']}, {result['device']})"
+            f"{head}{row.get('dtype', row['attention']):<10}{'passed' if row['passed'] else 'FAILED'}: "
+            f"{row['what']} off by {row['error']:.1e} of the largest, gradients cosine {row['cosine']:.6f} "
+            f"(least {row['least_cosine']:.6f}), norm {row['norm_ratio']:.4f}{seconds}"
+            + (", LEAKS" if row.get("leaks") else "")
         )
-    return "\n".join(lines)
+    for what in ("score", "train"):
+        if what in result:
+            row = result[what]
+            mfu = f"{row['mfu']:.1%}" if row["mfu"] is not None else "-"
+            memory = f"{row['peak_bytes'] / GIB:.1f} GiB" if row["peak_bytes"] else "-"
+            lines.append(
+                f"{head}{what:<6}{row['seconds']:8.3f} s a step  {row['tokens_per_second']:10,.0f} tokens/s  MFU {mfu} "
+                f" peak {memory}  first step {row['first_step_s']:.0f} s  ({result['attention']}, {result['device']})"
+            )
+    for name in ("with", "without"):
+        if name in result:
+            row = result[name]
+            same, other = ("equal" if row[key] else "differ" for key in ("same_process", "other_process"))
+            lines.append(
+                f"{head}{name} --deterministic: bits {same} in one process, {other} in another; "
+                f"{row['seconds']:.4f} s a step ({result['attention']}, {result['device']})"
+            )
+    return lines + ([f"{head}{trouble(result)}"] if trouble(result) else [])
 
 
 if __name__ == "__main__":

@@ -17,19 +17,18 @@ and writes large_checkpoint.json into the working directory (--output).
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import math
 import os
 import pathlib
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
+
+from common import last_json, peak_memory, select_devices, write_json
 
 BUFFER = 8 << 20
 DEVICES = {"one device": 1, "fsdp=8": 8}
@@ -75,12 +74,6 @@ def write(directory: pathlib.Path, config: pathlib.Path, layers: int, shard_byte
     return {"layers": net.num_hidden_layers, "parameter_bytes": 2 * parameters, "largest_tensor_bytes": 2 * largest}
 
 
-def peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    (line,) = [line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
-
-
 def open_model(directory: pathlib.Path, devices: int) -> tuple[Any, Any, float]:
     """(configuration, parameters, seconds)."""
     import jax
@@ -96,7 +89,7 @@ def open_model(directory: pathlib.Path, devices: int) -> tuple[Any, Any, float]:
 
     backbone, _ = hf.read_config(directory)
     config = PRMConfig(backbone, dtype="bfloat16")
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=1,fsdp=-1,tensor=1"), jax.devices())
+    mesh = sharding.make_mesh(DeviceConfig(mesh="data=1,fsdp=-1,tensor=1"), select_devices())
     shardings = sharding.param_shardings(mesh, param_specs(config))
     key = jax.random.key(0)
     started = time.monotonic()
@@ -112,13 +105,13 @@ def part_read(options: argparse.Namespace) -> dict[str, Any]:
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(buffer):
                 size += count
-    return {"seconds": time.monotonic() - started, "bytes": size, "peak": peak_rss()}
+    return {"seconds": time.monotonic() - started, "bytes": size, "peak": peak_memory()}
 
 
 def part_keep(options: argparse.Namespace) -> dict[str, Any]:
     started = time.monotonic()
     kept = [path.read_bytes() for path in weights(options.source)]
-    return {"seconds": time.monotonic() - started, "bytes": sum(map(len, kept)), "peak": peak_rss()}
+    return {"seconds": time.monotonic() - started, "bytes": sum(map(len, kept)), "peak": peak_memory()}
 
 
 def part_write(options: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +124,7 @@ def part_write(options: argparse.Namespace) -> dict[str, Any]:
         os.fsync(file.fileno())
     seconds = time.monotonic() - started
     options.target.unlink()
-    return {"seconds": seconds, "bytes": size, "peak": peak_rss()}
+    return {"seconds": seconds, "bytes": size, "peak": peak_memory()}
 
 
 def part_load(options: argparse.Namespace) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
         for tensor in list_directory(options.source).tensors
         if tensor.name != "lm_head.weight"
     )
-    return {"seconds": seconds, "bytes": stored, "peak": peak_rss()}
+    return {"seconds": seconds, "bytes": stored, "peak": peak_memory()}
 
 
 def part_export(options: argparse.Namespace) -> dict[str, Any]:
@@ -155,7 +148,7 @@ def part_export(options: argparse.Namespace) -> dict[str, Any]:
     config, params, _ = open_model(options.source, options.devices)
     started = time.monotonic()
     report = export(options.target, params, config, make_tokenizer(), EncodingConfig())
-    seconds, peak = time.monotonic() - started, peak_rss()
+    seconds, peak = time.monotonic() - started, peak_memory()
     del params
     before, after = ({t.name: t for t in list_directory(d).tensors} for d in (options.source, options.target))
     same = all(
@@ -188,12 +181,7 @@ def prepare_cache(directory: pathlib.Path, cache: str) -> None:
 def run(part: str, source: pathlib.Path, target: pathlib.Path, devices: int, cache: str) -> dict[str, Any]:
     prepare_cache(source, cache)
     command = [sys.executable, __file__, f"--part={part}", f"--source={source}", f"--target={target}"]
-    done = subprocess.run([*command, f"--devices={devices}"], stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def memory() -> str:
-    return pathlib.Path("/proc/meminfo").read_text().splitlines()[0].split(":")[1].strip()
+    return last_json([*command, f"--devices={devices}"])
 
 
 def main() -> None:
@@ -251,17 +239,14 @@ def main() -> None:
         print(f"| {name} | {spread} | {rate / 1e9:.2f} | {rate / plain:.2f} | {rate / kept:.2f} | {peak / 1e9:.2f} |")
     exports = [runs[name][0] for name, part, _ in once if part == "export"]
     print(f"exports equal to what was loaded, bit by bit: {all(r['bit_equal'] for r in exports)}")
-    result = {
-        "command": sys.argv,
-        "machine": {"cpus": os.cpu_count(), "memory": memory(), "kernel": platform.release()},
-        "versions": {name: importlib.metadata.version(name) for name in ("jax", "numpy")},
-        "python": platform.python_version(),
-        "shape": about,
-        "peak_limit": limit,
-        "results": table,
-        "bit_equal": all(r["bit_equal"] for r in exports),
-    }
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(
+        options.output,
+        "safetensors",
+        shape=about,
+        peak_limit=limit,
+        results=table,
+        bit_equal=all(r["bit_equal"] for r in exports),
+    )
 
 
 if __name__ == "__main__":

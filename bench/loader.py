@@ -10,33 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import platform
-import resource
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
-PER_RECORD = 8
-
-
-def write_corpus(path: pathlib.Path, trajectories: int) -> None:
-    """Records of eight solutions, each of which leaves a common path of eight steps at another step."""
-    with path.open("w") as file:
-        for record in range(-(-trajectories // PER_RECORD)):
-            steps = [
-                f"Step {i + 1}: adding {(record * 7 + i * 3) % 997} to {i * 13 % 89} gives the next value of the sum."
-                for i in range(PER_RECORD)
-            ]
-            for end in range(min(PER_RECORD, trajectories - record * PER_RECORD)):
-                last = f"So the sum is {(record * 31 + end) % 9973}, which ends it."
-                row = {
-                    "prompt": f"Problem {record}: what is the sum that these steps compute?",
-                    "completions": [*steps[:end], last],
-                    "labels": [1.0] * end + [float(end == PER_RECORD - 1)],
-                }
-                file.write(json.dumps(row) + "\n")
+from common import last_json, peak_memory, write_corpus, write_json
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -54,7 +33,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     granularities, encoding = GranularityConfig(c_max=options.c_max), EncodingConfig()
     corpus = open_corpus(options.data, ReadConfig(), granularities, encoding, tokenizer, options.cache_dir)
     marks.append(clock())
-    packing = PackingConfig(packing=options.packing, batch_size=options.batch_size)
+    packing = PackingConfig(packing=options.packing, batch_size=options.batch_size, record_chunk=0)
     loader = Loader(corpus, granularities, packing, encoding, seed=0)
     marks.append(clock())
     loader.batch(0)
@@ -76,7 +55,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "start_up": round(marks[-1] - marks[2], 3),
         "tokens_per_second": round(expanded / elapsed),
         "tokens_computed_per_second": round(computed / elapsed),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "peak_memory_mb": round(peak_memory() / 2**20),
     }
 
 
@@ -89,6 +68,7 @@ def main() -> None:
     parser.add_argument("--packing", default="tree")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--batches", type=int, default=500)
+    parser.add_argument("--output", help="JSON file for the figures")
     parser.add_argument("--cache_dir", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cache_dir:
@@ -100,16 +80,10 @@ def main() -> None:
             data = [str(pathlib.Path(scratch) / "rows.jsonl")]
             write_corpus(pathlib.Path(data[0]), options.trajectories)
         command = [sys.executable, __file__, *sys.argv[1:], f"--cache_dir={scratch}/cache", "--data", *data]
-        built, opened = (
-            json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout) for _ in range(2)
-        )
-    result = {
-        "command": sys.argv,
-        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
-        "building": {"seconds": built["seconds"]["open_corpus"], "peak_memory_mb": built["peak_memory_mb"]},
-        **opened,
-    }
-    print(json.dumps(result, indent=1))
+        built, opened = (last_json(command) for _ in range(2))
+    building = {"seconds": built["seconds"]["open_corpus"], "peak_memory_mb": built["peak_memory_mb"]}
+    print(json.dumps({"building": building, **opened}, indent=1))
+    write_json(options.output, "grain", "transformers", building=building, **opened)
 
 
 if __name__ == "__main__":

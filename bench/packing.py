@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
-import pathlib
 import sys
 import tempfile
 import time
 from typing import Any
+
+from common import write_json
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
@@ -93,7 +93,7 @@ def measure(corpus: Corpus, granularity: str, packing: PackingConfig, config: Be
     area = sum(rows * length * count for (rows, length), count in shapes.items())
     distinct = expanded
     if packing.packing == "tree":
-        distinct = distinct_tokens(corpus, BatchPlan(corpus, stage, "tree", packing.batch_size, config.seed))
+        distinct = distinct_tokens(corpus, BatchPlan(corpus, stage, "tree", packing.batch_size, config.seed, 0))
     return {
         "granularity": parse_granularity(granularity),
         "packing": packing.packing,
@@ -131,12 +131,10 @@ def main(config: BenchConfig) -> int:
         for granularity in config.granularity:
             for packing in config.packings:
                 for size in config.batch_sizes:
-                    options = PackingConfig(packing=packing, row_length=config.row_length, batch_size=int(size))
+                    options = PackingConfig(packing, config.row_length, batch_size=int(size), record_chunk=0)
                     figures.append(measure(corpus, granularity, options, config))
                     print(" ".join(f"{figures[-1][name]:>10}" for name in COLUMNS), flush=True)
-    if config.output:
-        result = {"config": flags.as_dict(config), "report": corpus.report, "rows": figures}
-        pathlib.Path(config.output).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(config.output, "grain", config=flags.as_dict(config), report=corpus.report, rows=figures)
     return 0
 
 

@@ -4,7 +4,8 @@
 
 Every seed has a world, a model and an order of its own. Prints a Markdown table of Best-of-N accuracy (minimum of the
 step scores) in %, with 95 % intervals, and exits with 1 if an interval of the PRM touches one of majority vote or
-pass@1. A seed whose results are there already is not run again.
+pass@1; and one of the mean over seeds and its standard deviation. A seed whose results are there already is not run
+again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +23,14 @@ import time
 import jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+METHODS = {
+    "best of n, min": ("best_of_n", "min"),
+    "best of n, last": ("best_of_n", "last"),
+    "weighted vote, min": ("weighted_vote", "min"),
+    "majority vote": ("majority", None),
+    "pass@1": ("pass_at_1", None),
+    "oracle": ("oracle", None),
+}
 
 
 def train(seed: int, directory: pathlib.Path) -> float:
@@ -59,6 +69,20 @@ def main() -> int:
                 for row in (prm, *others)
             ]
             print(f"| {seed} | {seconds or ''} | {n} | {' | '.join(cells)} | {'yes' if ahead else 'no'} |", flush=True)
+    sizes = sorted({row["n"] for row in found[0]["rows"]})
+    print(f"\n| method | {' | '.join(f'n = {n}' for n in sizes)} |\n|---|{'---|' * len(sizes)}")
+    for name, key in METHODS.items():
+        cells = []
+        for n in sizes:
+            over_seeds = [
+                100 * row["accuracy"]
+                for seed in found
+                for row in seed["rows"]
+                if row["n"] == n and (row["method"], row["aggregation"]) == key
+            ]
+            spread = statistics.stdev(over_seeds) if len(over_seeds) > 1 else 0.0
+            cells.append(f"{statistics.mean(over_seeds):.1f} ± {spread:.1f}")
+        print(f"| {name} | {' | '.join(cells)} |")
     if options.output:
         machine = {"python": platform.python_version(), "jax": jax.__version__, "cpus": os.cpu_count()}
         outcome = {"machine": machine, "command": sys.argv, "seeds": found}

@@ -15,27 +15,24 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
+from common import last_json, select_devices, write_json
+
 
 def ours(options: argparse.Namespace) -> dict:
     """`sample`'s own parts, in this process."""
-    import jax
-
     from cfprm_jax.config import DeviceConfig, EncodingConfig
     from cfprm_jax.data.encoding import Encoder
     from cfprm_jax.data.question_files import read_question_files
     from cfprm_jax.inference.policy import open_policy
     from cfprm_jax.inference.sampler import Prompt, Sampler, Sampling
-    from cfprm_jax.training import devices, sharding
+    from cfprm_jax.training import sharding
 
-    devices.keep_freed_memory(jax.devices())
-    mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+    mesh = sharding.make_mesh(DeviceConfig(), select_devices()[:1])
     policy = open_policy(options.model, "float32", mesh)
     questions = read_question_files([options.questions])[: options.num_questions]
     encoder = Encoder(policy.tokenizer, EncodingConfig(max_length=policy.config.backbone.max_position_embeddings))
@@ -100,16 +97,7 @@ def measured(side: str, options: argparse.Namespace, stops: str, cache: str, com
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": str(options.threads), "XLA_FLAGS": ""}
     environment |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, __file__, *sys.argv[1:], f"--side={side}", f"--stops={stops}"]
-    cores = sorted(os.sched_getaffinity(0))[: options.threads] if hasattr(os, "sched_getaffinity") else []
-    out = subprocess.run(
-        [*command, "--compile"] if compiling else command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
-    ).stdout
-    return json.loads(out.splitlines()[-1])
+    return last_json([*command, "--compile"] if compiling else command, environment, options.threads)
 
 
 def main() -> None:
@@ -159,20 +147,14 @@ def main() -> None:
         )
     ratio = statistics.median(speeds["ours"]) / statistics.median(speeds["generate"])
     print(f"\nours / generate: {ratio:.2f}")
-    if options.output:
-        import importlib.metadata
-
-        versions = {name: importlib.metadata.version(name) for name in ("jax", "torch", "transformers")}
-        result = {
-            "command": sys.argv,
-            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-            "python": platform.python_version(),
-            "versions": versions,
-            "runs": runs,
-            "median_tokens_per_s": {side: statistics.median(those) for side, those in speeds.items()},
-            "ratio": ratio,
-        }
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(
+        options.output,
+        "torch",
+        "transformers",
+        runs=runs,
+        median_tokens_per_s={side: statistics.median(those) for side, those in speeds.items()},
+        ratio=ratio,
+    )
 
 
 if __name__ == "__main__":

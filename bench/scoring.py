@@ -18,26 +18,23 @@ import itertools
 import json
 import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
+from common import last_json, select_devices, write_json
+
 
 def ours(options: argparse.Namespace) -> None:
     """`score`'s own parts, in this process; prints a JSON line and writes the scores."""
-    import jax
-
     from cfprm_jax.config import DeviceConfig
     from cfprm_jax.inference.load import open_prm
     from cfprm_jax.inference.rows import Counts, score_rows
     from cfprm_jax.inference.scorer import Scorer
-    from cfprm_jax.training import devices, sharding
+    from cfprm_jax.training import sharding
 
-    devices.keep_freed_memory(jax.devices())
-    mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+    mesh = sharding.make_mesh(DeviceConfig(), select_devices()[:1])
     loaded = open_prm(options.model, "float32", mesh=mesh)
     loaded = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=options.max_length))
     scorer = Scorer(loaded, batch_rows=options.batch_rows, mesh=mesh)
@@ -67,19 +64,6 @@ def first_rows(source: str, questions: int, candidates: int, target: pathlib.Pat
             for candidate in row["candidates"]:
                 candidate.setdefault("steps", [piece for piece in candidate["text"].split("\n\n") if piece.strip()])
             file.write(json.dumps(row) + "\n")
-
-
-def timed(command: list[str], environment: dict[str, str], threads: int) -> dict:
-    cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else []
-    out = subprocess.run(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
-    ).stdout
-    return json.loads(out.splitlines()[-1])
 
 
 def largest_difference(first: pathlib.Path, second: pathlib.Path) -> tuple[float, int]:
@@ -141,7 +125,7 @@ def main() -> None:
         for number in range(options.rounds):
             for side, command in commands.items():
                 extra = ["--compile"] if side == "ours" and not number else []
-                found = timed([*command, *extra], environment, options.threads)
+                found = last_json([*command, *extra], environment, options.threads)
                 runs[side].append(found)
                 print(f"{side:5} {json.dumps(found)}", flush=True)
         worst, steps = largest_difference(directory / "ours.json", directory / "peer.json")
@@ -151,21 +135,16 @@ def main() -> None:
         print(f"| {side} | {statistics.median(those):.3f} | {min(those):.3f} | {max(those):.3f} |")
     ratio = statistics.median(speeds["ours"]) / statistics.median(speeds["peer"])
     print(f"\nours / peer: {ratio:.2f}; largest difference of {steps:,} step scores: {worst:.1e}")
-    if options.output:
-        import importlib.metadata
-
-        result = {
-            "command": sys.argv,
-            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-            "python": platform.python_version(),
-            "versions": {name: importlib.metadata.version(name) for name in ("jax", "torch", "transformers")},
-            "runs": runs,
-            "median_candidates_per_s": {side: statistics.median(those) for side, those in speeds.items()},
-            "ratio": ratio,
-            "steps": steps,
-            "largest_difference": worst,
-        }
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(
+        options.output,
+        "torch",
+        "transformers",
+        runs=runs,
+        median_candidates_per_s={side: statistics.median(those) for side, those in speeds.items()},
+        ratio=ratio,
+        steps=steps,
+        largest_difference=worst,
+    )
 
 
 if __name__ == "__main__":

@@ -11,10 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
-import os
 import pathlib
-import platform
 import statistics
 import sys
 import tempfile
@@ -23,6 +20,7 @@ import time
 import jax
 import numpy as np
 import transformers
+from common import select_devices, take_turns, write_json
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
@@ -43,7 +41,7 @@ from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import fit_shapes
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.training import devices, program, sharding, step
+from cfprm_jax.training import program, sharding, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +77,7 @@ def read_batches(
                 file.write_text("".join(itertools.islice(lines, config.records or None)))
             files.append(str(file))
         corpus: Corpus = open_corpus(files, ReadConfig(), stages, config.encoding, tokenizer, f"{scratch}/cache")
-        plan = BatchPlan(corpus, stages, "tree", config.batch_size, config.seed)
+        plan = BatchPlan(corpus, stages, "tree", config.batch_size, config.seed, 0)
         # Whole batches: the last of a pass holds what remains.
         steps = range(min(config.batches, plan.num_steps - 1))
         return [[corpus[g][i] for g, i in plan.batch(k)[1]] for k in steps], corpus.max_steps, corpus.max_tokens
@@ -101,8 +99,7 @@ def make_step(config: BenchConfig, vocab_size: int) -> tuple[program.Program, st
     """The train step as the train command puts it together, and its first state."""
     heads = config.width // 64
     backbone = Qwen2Config(vocab_size, config.width, 4 * config.width, config.layers, heads, max(heads // 2, 1), 64)
-    mesh = sharding.make_mesh(DeviceConfig(), devices.select("auto")[:1])
-    devices.keep_freed_memory(mesh.devices.flat)
+    mesh = sharding.make_mesh(DeviceConfig(), select_devices("auto")[:1])
     backend = sharding.attention_backend("auto", mesh, backbone, "float32")
     network = PRMConfig(backbone, dtype="float32", attention=backend)
     built = program.build(network, config.loss, OptimizerConfig(), 1000, mesh)
@@ -123,16 +120,18 @@ def main(config: BenchConfig) -> int:
         jax.block_until_ready(metrics)
     compiled = time.perf_counter() - started
 
-    seconds: dict[str, list[float]] = {packing: [] for packing in config.packings}
-    loss_of: dict[str, list[float]] = {packing: [] for packing in config.packings}
-    for _ in range(config.rounds):
-        for packing in config.packings:
-            start = time.perf_counter()
-            for packed in laid_out[packing]:
-                state, metrics = built.train_step(state, sharding.put_batch(packed, built.batch_shardings))
-            jax.block_until_ready((state, metrics))
-            seconds[packing].append((time.perf_counter() - start) / len(batches))
-            loss_of[packing].append(round(float(metrics["loss"]), 5))
+    def turn(packing: str) -> tuple[float, float]:
+        """Seconds a step, and the last loss."""
+        nonlocal state
+        start = time.perf_counter()
+        for packed in laid_out[packing]:
+            state, metrics = built.train_step(state, sharding.put_batch(packed, built.batch_shardings))
+        jax.block_until_ready((state, metrics))
+        return (time.perf_counter() - start) / len(batches), round(float(metrics["loss"]), 5)
+
+    turns = take_turns({packing: functools.partial(turn, packing) for packing in config.packings}, config.rounds)
+    seconds = {packing: [one[0] for one in done] for packing, done in turns.items()}
+    loss_of = {packing: [one[1] for one in done] for packing, done in turns.items()}
 
     print(
         f"{'packing':>9} {'s/step':>8} {'low':>8} {'high':>8} {'steps/s':>8} {'traj/s':>8} {'speed-up':>8} "
@@ -164,17 +163,14 @@ def main(config: BenchConfig) -> int:
             f"{row['trajectories_per_second']:>8.1f} {row['speed_up']:>8.2f} {row['tokens_computed_a_step']:>9} "
             f"{row['tokens_in_rows_a_step']:>9}  {' '.join(shapes)}"
         )
-    if config.output:
-        result = {
-            "config": flags.as_dict(config),
-            "command": sys.argv,
-            "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "devices": str(jax.devices())},
-            "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
-            "batches": len(batches),
-            "compile_seconds": round(compiled, 1),
-            "rows": table,
-        }
-        pathlib.Path(config.output).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(
+        config.output,
+        devices=jax.devices(),
+        config=flags.as_dict(config),
+        batches=len(batches),
+        compile_seconds=round(compiled, 1),
+        rows=table,
+    )
     return 0
 
 

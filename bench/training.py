@@ -17,22 +17,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import json
-import os
 import pathlib
-import platform
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import last_json, matrix_product_flops, median_seconds, select_devices, take_turns, write_json
 
 from cfprm_jax import flags, losses
 from cfprm_jax.config import (
@@ -54,7 +51,7 @@ from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.models import hf, prm
 from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.training import caches, devices, program, sharding, step
+from cfprm_jax.training import caches, program, sharding, step
 from cfprm_jax.training.flops import train_flops, visible_pairs
 
 # Tokens that a part of a step holds where activations are kept: what 4 GB are enough for at 4 layers of 512.
@@ -129,7 +126,7 @@ class Ours:
         self.loader = Loader(
             model.corpus,
             GranularityConfig(),
-            PackingConfig(packing=packing, batch_size=batch_size),
+            PackingConfig(packing=packing, batch_size=batch_size, record_chunk=0),
             EncodingConfig(),
             config.seed,
             self.parts,
@@ -182,20 +179,13 @@ def peer_turn(config: BenchConfig, directory: pathlib.Path, batch_size: int) -> 
     command = [
         config.peer_python, config.peer_script, str(directory), f"--batch_size={batch_size}", f"--steps={steps}"
     ]  # fmt: skip
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {run.stderr[-2000:]}")
-    return {"trajectories_per_s": json.loads(run.stdout.splitlines()[-1])["trajectories_per_s"]}
+    return {"trajectories_per_s": last_json(command)["trajectories_per_s"]}
 
 
 def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path) -> dict[str, float]:
     """The loss of the first rows on both sides, from the peer's token ids and the weights in the directory."""
     script = str(pathlib.Path(__file__).with_name("trl_first_step.py"))
-    command = [config.peer_python, script, str(directory), str(config.first_rows)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {run.stderr[-2000:]}")
-    theirs = json.loads(run.stdout.splitlines()[-1])
+    theirs = last_json([config.peer_python, script, str(directory), str(config.first_rows)])
     encoded = []
     for ids, labels in zip(theirs["input_ids"], theirs["labels"], strict=True):
         places = np.flatnonzero(np.array(labels) >= 0)
@@ -213,23 +203,6 @@ def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path
         _, total, count = built.eval_step(model.state.params, placed)
         found[packing] = float(total) / float(count)
     return found
-
-
-def median_seconds(function: Callable[[], Any], times: int = 5) -> float:
-    jax.block_until_ready(function())
-    seconds = []
-    for _ in range(times):
-        started = time.perf_counter()
-        jax.block_until_ready(function())
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
-
-
-def matrix_product_flops() -> float:
-    """FLOP/s of a plain float32 product on this machine."""
-    x = jnp.ones((2048, 2048), jnp.float32)
-    product = jax.jit(functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST))
-    return 2 * 2048**3 / median_seconds(lambda: product(x, x), 9)
 
 
 def parts(side: Ours) -> dict[str, Any]:
@@ -280,11 +253,8 @@ def parts(side: Ours) -> dict[str, Any]:
 def measure(config: BenchConfig, model: Model, directory: pathlib.Path, batch_size: int) -> dict[str, Any]:
     """All sides in turn at one batch size."""
     sides = {packing: Ours(model, config, packing, batch_size) for packing in config.packings}
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in (["peer"] if config.peer_python else [])}
-    turns |= {packing: [] for packing in sides}
-    for _ in range(config.rounds):
-        for name, done in turns.items():
-            done.append(peer_turn(config, directory, batch_size) if name == "peer" else sides[name].turn())
+    calls = {"peer": functools.partial(peer_turn, config, directory, batch_size)} if config.peer_python else {}
+    turns = take_turns(calls | {packing: side.turn for packing, side in sides.items()}, config.rounds)
     rows = []
     print(f"\n{model.name}, {batch_size} trajectories a step")
     print(f"{'side':>9} {'traj/s':>9} {'low':>9} {'high':>9} {'times':>7} {'tokens':>8} {'slots':>8}  shapes")
@@ -323,7 +293,7 @@ def main(config: BenchConfig) -> int:
         config = dataclasses.replace(
             config, rounds=1, batch_sizes=config.batch_sizes[:1], tree_trajectories=256, other_trajectories=32
         )
-    devices.keep_freed_memory(devices.select("cpu"))
+    found = select_devices("cpu")
     caches.use_compile_cache("auto")
     results: Sequence[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
@@ -331,25 +301,17 @@ def main(config: BenchConfig) -> int:
             directory = pathlib.Path(name)
             model = Model.open(directory, cache)
             if config.peer_python:
-                found = first_step_losses(config, model, directory)
+                first = first_step_losses(config, model, directory)
                 print(
-                    f"{directory.name}: first loss " + ", ".join(f"{side} {loss:.6f}" for side, loss in found.items())
+                    f"{directory.name}: first loss " + ", ".join(f"{side} {loss:.6f}" for side, loss in first.items())
                 )
-                results = [*results, {"model": directory.name, "first_losses": found}]
+                results = [*results, {"model": directory.name, "first_losses": first}]
             for size in config.batch_sizes:
                 results = [*results, measure(config, model, directory, int(size))]
             del model
             Model.program.cache_clear()
             gc.collect()
-    if config.output:
-        written = {
-            "config": flags.as_dict(config),
-            "command": sys.argv,
-            "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "load": os.getloadavg()},
-            "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
-            "results": results,
-        }
-        pathlib.Path(config.output).write_text(json.dumps(written, indent=1) + "\n")
+    write_json(config.output, devices=found, config=flags.as_dict(config), results=results)
     return 0
 
 
