@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${MODEL:?a Hugging Face directory}" "${PRM800K:?the file phase1_train.jsonl}" "${POOL:?candidates that say what is correct}"
 OUT=${OUT:-runs/real_experiment}
-RECORDS=${RECORDS:-120}
+RECORDS=${RECORDS:-50}
 
 mkdir -p "$OUT"
 head -n "$RECORDS" "$PRM800K" > "$OUT/train.jsonl"

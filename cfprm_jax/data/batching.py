@@ -8,13 +8,14 @@ dropped and stages never share a batch.
 The order of a pass:
 
 * sequence, none: trajectories shuffled independently, as in the paper.
-* tree: records shuffled, and each record's trajectories in depth-first order of their common tree; these, end to end,
-  are cut every batch_size trajectories. So whole records are taken until the batch is full, and one that is larger
-  than what is left is spread over consecutive steps, each of which repeats only the path to the cut. With this rule
-  the first 300 records of PRM800K phase 1 hold 11.4, 13.6, 15.2 and 16.1 times fewer distinct tokens than expanded
-  ones at batches of 32, 64, 128 and 256 (17.1 for whole records; distinct within a record and step). With
-  --record_chunk=K a record is cut into runs of at most K trajectories, and these are shuffled in its place: less is
-  shared, and a batch holds more records.
+* tree with --record_chunk=1: the same order, so that packing changes nothing but what is computed twice.
+* tree with --record_chunk=0: records shuffled, and each record's trajectories in depth-first order of their common
+  tree; these, end to end, are cut every batch_size trajectories. So whole records are taken until the batch is full,
+  and one that is larger than what is left is spread over consecutive steps, each of which repeats only the path to the
+  cut. With this rule the first 300 records of PRM800K phase 1 hold 11.4, 13.6, 15.2 and 16.1 times fewer distinct
+  tokens than expanded ones at batches of 32, 64, 128 and 256 (17.1 for whole records; distinct within a record and
+  step).
+* tree with --record_chunk=K: a record is cut into runs of at most K trajectories, and these are shuffled in its place.
 
 The shuffle sorts by a hash of (seed, stage, epoch, place) that is written out here, so that it stays the same under
 every version of every library. Orders are arrays of integers: a million trajectories take 8 MB and a tenth of a second.
@@ -66,10 +67,10 @@ class BatchPlan:
         packing: str,
         batch_size: int,
         seed: int,
-        record_chunk: int = 0,
+        record_chunk: int,
     ) -> None:
         self._corpus = corpus
-        self._by_record = packing == "tree"
+        self._by_record = packing == "tree" and record_chunk != 1
         self._chunk = record_chunk
         self._batch_size = batch_size
         self._seed = seed

@@ -10,16 +10,18 @@ laid out, never in what the model computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.partition import Forest, longest_first, separate_forest, shared_forest
 from cfprm_jax.data.row_shapes import RowShapes, place_rows
 from cfprm_jax.errors import UserError
+
+if TYPE_CHECKING:  # transformers and its tokenizers, which take seconds and which a compiled step has no use for
+    from cfprm_jax.data.encoding import Encoded
 
 Array = np.ndarray | jax.Array
 

@@ -31,7 +31,7 @@ _MANY_SEQUENCES = 512
 # Row length at which attention costs as much as everything else: 6 FLOPs a parameter and token, against 12 FLOPs a
 # layer, unit of width and visible key, of which a causal row has half its length on average. For the 7B Qwen2.5
 # without its embeddings 6.53e9 / (28 * 3584) = 65 thousand. Narrower models pay more where attention computes the whole
-# square (cudnn, xla); what skips blocks (pallas, blocks) pays for the depth of trees and hardly for the rows' length.
+# square (cudnn, xla); what skips blocks (pallas, blockwise) pays for the depth of trees, hardly for the rows' length.
 _ATTENTION_LENGTH = 65536
 
 

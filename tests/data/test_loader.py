@@ -43,9 +43,8 @@ def corpus(tmp_path_factory, make_rows, tokenizer):
 
 
 def loader(corpus, packing="tree", granularities=TWO, batch_size=8, seed=0, row_multiple=1) -> Loader:
-    return Loader(
-        corpus, granularities, PackingConfig(packing=packing, batch_size=batch_size), ENCODING, seed, row_multiple
-    )
+    options = PackingConfig(packing=packing, batch_size=batch_size, record_chunk=0)
+    return Loader(corpus, granularities, options, ENCODING, seed, row_multiple)
 
 
 def members(plan: BatchPlan):
@@ -58,7 +57,7 @@ def members(plan: BatchPlan):
 
 
 def plan(corpus, packing="tree", granularities=TWO, batch_size=8, seed=0) -> BatchPlan:
-    return BatchPlan(corpus, granularities, packing, batch_size, seed)
+    return BatchPlan(corpus, granularities, packing, batch_size, seed, 0)
 
 
 def same(first, second) -> bool:
@@ -107,11 +106,15 @@ class TestPlan:
             tokens = [corpus[granularity][i].tokens.tolist() for granularity, i in visited]
             assert all(a <= b for a, b, x, y in zip(tokens, tokens[1:], runs, runs[1:], strict=False) if x == y)
 
+    def test_records_of_one_are_the_order_of_the_other_packings(self, corpus):
+        tree, sequence = (BatchPlan(corpus, TWO, packing, 8, 3, 1) for packing in ("tree", "sequence"))
+        assert members(tree) == members(sequence)
+
     @pytest.mark.parametrize("chunk", [1, 3, 1000])
     @pytest.mark.parametrize("schedule", ["coarse_to_fine", "shuffled"])
     def test_a_record_is_cut_into_runs_that_stay_together(self, corpus, schedule, chunk):
         config = GranularityConfig(c_max=2, schedule=schedule)
-        whole = BatchPlan(corpus, config, "tree", 8, 0)
+        whole = BatchPlan(corpus, config, "tree", 8, 0, 0)
         cut = BatchPlan(corpus, config, "tree", 8, 0, chunk)
         for key, batches in members(cut).items():
             visited = list(itertools.chain(*batches))
@@ -316,7 +319,8 @@ class TestPrm800k:
 
     @pytest.mark.parametrize("packing", ["tree", "sequence"])
     def test_rows_are_full_and_prefixes_computed_once(self, corpus, packing):
-        run = Loader(corpus, GranularityConfig(), PackingConfig(packing=packing, batch_size=64), EncodingConfig(), 0)
+        options = PackingConfig(packing=packing, batch_size=64, record_chunk=0)
+        run = Loader(corpus, GranularityConfig(), options, EncodingConfig(), 0)
         batches = [run.batch(step) for step in range(run.num_steps - 1)]
         assert sum(b.tokens_computed for b in batches) / sum(b.packed.tokens.size for b in batches) > 0.95
         if packing == "tree":
