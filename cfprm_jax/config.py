@@ -25,7 +25,7 @@ DATA_FORMATS = ("auto", "prm800k", "stepwise", "math_shepherd", "rlhflow", "rest
 LOSSES = ("bce", "mse", "q_ranking")
 SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
 PACKINGS = ("tree", "sequence", "none")
-ATTENTIONS = ("auto", "xla", "blocks", "cudnn", "pallas")
+ATTENTIONS = ("auto", "xla", "blockwise", "cudnn", "pallas")
 AGGREGATIONS = ("min", "last", "product", "mean")
 
 
@@ -167,9 +167,10 @@ class PackingConfig:
     )
     batch_size: int = option(32, "Trajectories an optimizer step, over all devices.", lower=1)
     record_chunk: int = option(
-        0,
-        "--packing=tree: most trajectories of a record that stay together in the order of the data; 0 keeps records "
-        "whole, 1 shuffles every trajectory. Fewer share less and make batches of more records.",
+        1,
+        "--packing=tree: most trajectories of a record that stay together in the order of the data; 1 shuffles every "
+        "trajectory, as the other packings do, 0 keeps records whole. More share more prefixes in a batch, and make "
+        "batches of fewer records, from which less is learned.",
         lower=0,
     )
 
@@ -191,8 +192,8 @@ class ModelConfig:
     dtype: str = option("bfloat16", "Type of activations and matrix products.", choices=("bfloat16", "float32"))
     attention: str = option(
         "auto",
-        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blocks and xla anywhere; auto takes "
-        "what suits the device.",
+        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blockwise and xla anywhere; auto "
+        "takes what suits the device.",
         choices=ATTENTIONS,
     )
     remat: str = option(
@@ -200,6 +201,11 @@ class ModelConfig:
         "Activations recomputed in the backward pass: none; the MLPs', which are most of them; or all but each layer's "
         "input, which costs a third more arithmetic and least memory.",
         choices=("none", "mlp", "layer"),
+    )
+    deterministic: bool = option(
+        False,
+        "On GPUs, take only kernels that give the same bits every time, chosen by rule and not by measuring: slower. "
+        "On CPUs and TPUs all are so.",
     )
 
 
@@ -280,6 +286,12 @@ class DistributedConfig:
     initialization_timeout: int = option(300, "Seconds that processes wait for each other at the start.", lower=1)
     heartbeat_timeout: int = option(
         100, "Seconds without a sign of life after which a process counts as dead and ends the run.", lower=1
+    )
+    wait_timeout: int = option(
+        86400,
+        "Seconds that processes wait for one that is alive but not done, such as the first, which tokenises the corpus "
+        "for all.",
+        lower=1,
     )
 
 

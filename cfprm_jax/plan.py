@@ -15,16 +15,19 @@ from typing import Any
 
 from cfprm_jax import flags
 from cfprm_jax.config import option
+from cfprm_jax.data import row_shapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import hf
 from cfprm_jax.models.config import Qwen2Config
-from cfprm_jax.planning import ahead, remedies, shapes
+from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.train import TrainConfig
-from cfprm_jax.training import flops, sharding
+from cfprm_jax.training import flops
 
-# One after another, 32 solutions of PRM800K phase 1 fill about 9 rows of 2,048; in trees of shared prefixes, fewer.
-_TRAJECTORIES_A_ROW = 4
+# One after another, 32 solutions of PRM800K phase 1 fill 6 to 11 rows of 2,048; in trees of shared prefixes, fewer.
+_SHARE_OF_LONGEST = 3
+# What launch/ sets for the compiler, and plan takes as well.
+_COMPILER_ENVIRONMENT = ("JAX_OPTIMIZATION_LEVEL", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,10 @@ class PlanOptions:
     accelerator: str = option("h100-80gb", "Device that the step is compiled for.", choices=tuple(ACCELERATORS))
     num_devices: int = option(1, "How many of them; a v5p-8 has 4 chips.", lower=1)
     rows: int = option(
-        0, "Rows of a batch over all devices; 0 is a quarter of --batch_size for packed rows, else all of it.", lower=0
+        0,
+        "Rows of a batch over all devices. 0 is, for packed rows, as many of the longest that a run may use as hold "
+        "--batch_size solutions of a third of --max_length; else --batch_size.",
+        lower=0,
     )
     hbm_reserve: float = option(
         -1.0, "GiB of a device that are not the step's; -1 is 4 for a GPU (CUDA, cuDNN, NCCL) and 0.25 for a TPU."
@@ -70,20 +76,23 @@ def main(config: PlanConfig) -> int:
         f"step        {job.rows} rows of {job.length} tokens, --optimizer={job.optimizer.optimizer} "
         f"--accumulation={job.optimizer.accumulation} --remat={job.remat} --dtype={job.dtype}"
     )
+    print(f"rows        {describe_rows(config, job)}")
     print(f"compiling   for {config.plan.num_devices} x {accelerator.name}", flush=True)
     compiled = ahead.compile_step(job, accelerator)
-    fits = not compiled.refused and compiled.memory.total <= limit
-    for line in report(job, compiled, limit):
+    begun = start.compile_start(job, accelerator)
+    fits = not compiled.refused and max(compiled.memory.total, begun.total) <= limit
+    for line in report(job, compiled, begun, limit):
         print(line)
     found: list[remedies.Remedy] = []
     if not fits and config.plan.suggest:
         found = remedies.find(job, accelerator, limit, config.plan.suggest, lambda text: print(text, flush=True))
         for remedy in found:
-            print(f"would fit   {' '.join(remedy.flags)}: {_gib(remedy.total)}")
+            rows = "" if remedy.rows == job.rows else f" in {remedy.rows} rows"
+            print(f"would fit   {' '.join(remedy.flags)}: {_gib(remedy.total)}{rows}")
         if not found:
             print("would fit   nothing that was tried: choose another accelerator, or shorter rows")
     if config.plan.output:
-        figures = as_json(config, job, compiled, limit, found)
+        figures = {"fits": fits, **as_json(config, job, compiled, begun, limit, found)}
         pathlib.Path(config.plan.output).write_text(json.dumps(figures, indent=2) + "\n")
     return 0 if fits else 1
 
@@ -99,10 +108,11 @@ def make_job(config: PlanConfig) -> ahead.Job:
         raise UserError(f"--lora_rank={train.lora.lora_rank}: plan compiles the training of all weights only")
     backbone = find_backbone(train.model.model, plan.model_config)
     backbone.refuse_length(train.encoding.max_length)
-    packed = train.packing.packing != "none"
-    parts = sharding.parse_mesh(train.device.mesh, plan.num_devices)
-    multiple = parts["data"] * parts["fsdp"] * train.optimizer.accumulation
-    rows = plan.rows or -(-train.packing.batch_size // (_TRAJECTORIES_A_ROW if packed else 1))
+    packing, accumulation = train.packing, train.optimizer.accumulation
+    length = packing.row_length or row_shapes.row_lengths(packing, train.encoding.max_length)[-1]
+    rows = plan.rows or packing.batch_size
+    if not plan.rows and packing.packing != "none":
+        rows = -(-packing.batch_size * train.encoding.max_length // (_SHARE_OF_LONGEST * length))
     return ahead.Job(
         backbone=backbone,
         head=train.model.head,
@@ -113,9 +123,11 @@ def make_job(config: PlanConfig) -> ahead.Job:
         optimizer=train.optimizer,
         mesh=train.device.mesh,
         num_devices=plan.num_devices,
-        rows=-(-rows // multiple) * multiple,
-        length=train.packing.row_length or train.encoding.max_length,
-        trajectories=train.packing.batch_size,
+        rows=ahead.round_rows(rows, train.device.mesh, plan.num_devices, accumulation),
+        length=length,
+        trajectories=packing.batch_size,
+        init=train.model.init,
+        deterministic=train.model.deterministic,
     )
 
 
@@ -141,6 +153,29 @@ def find_backbone(model: str, model_config: str) -> Qwen2Config:
     return backbone
 
 
+def describe_rows(config: PlanConfig, job: ahead.Job) -> str:
+    """Which shape is planned, for what reason, and which others a run may use."""
+    packing, longest = config.train.packing, config.train.encoding.max_length
+    most = ahead.round_rows(packing.batch_size, job.mesh, job.num_devices, job.optimizer.accumulation)
+    if packing.packing == "none":
+        assumed = f"one for each of --batch_size={packing.batch_size} solutions"
+    elif config.plan.rows:
+        assumed = "as --rows says"
+    else:
+        assumed = (
+            f"for --batch_size={packing.batch_size} solutions that fill {longest // _SHARE_OF_LONGEST} tokens each"
+        )
+    text = f"{assumed}, of the longest that --packing={packing.packing} makes"
+    if packing.row_length:
+        text = f"{assumed}, of --row_length"
+    if job.rows < most:
+        text += (
+            "; a run's shapes follow its data, and train prints them: --rows and --row_length plan others, "
+            f"up to {most} x {job.length} for nothing but the longest solutions"
+        )
+    return text
+
+
 def describe_backbone(net: Qwen2Config) -> str:
     """Its shape in a line."""
     return (
@@ -149,7 +184,7 @@ def describe_backbone(net: Qwen2Config) -> str:
     )
 
 
-def report(job: ahead.Job, compiled: ahead.Compiled, limit: int) -> list[str]:
+def report(job: ahead.Job, compiled: ahead.Compiled, begun: start.Start, limit: int) -> list[str]:
     """The figures as lines."""
     memory = compiled.memory
     mesh = ", ".join(f"{axis}={size}" for axis, size in compiled.mesh.items())
@@ -172,26 +207,35 @@ def report(job: ahead.Job, compiled: ahead.Compiled, limit: int) -> list[str]:
         f"arithmetic  {compiled.model_flops:.3e} FLOPs a step, "
         f"{compiled.model_flops / compiled.tokens / 1e9:.2f} GFLOPs a token of full causal rows{ideally}"
     )
-    names = ("parameters", "optimizer", "gradients", "activations", "batch")
+    names = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch")
     lines.append(f"memory      a device: {', '.join(f'{name} {_gib(getattr(memory, name))}' for name in names)}")
-    fits = not compiled.refused and memory.total <= limit
-    verdict = "fits" if fits else "too large"
-    lines.append(f"{verdict:<12}{_gib(memory.total)} of {_gib(limit)} usable on each device")
+    lines.append(f"start       {_gib(begun.total)} at the most before the first step, {begun.what}")
+    total, where = memory.total, ""
+    if begun.total > total:
+        total, where = begun.total, f", at the start ({begun.what})"
+    verdict = "fits" if not compiled.refused and total <= limit else "too large"
+    lines.append(f"{verdict:<12}{_gib(total)} of {_gib(limit)} usable on each device{where}")
     return lines
 
 
 def as_json(
-    config: PlanConfig, job: ahead.Job, compiled: ahead.Compiled, limit: int, found: list[remedies.Remedy]
+    config: PlanConfig,
+    job: ahead.Job,
+    compiled: ahead.Compiled,
+    begun: start.Start,
+    limit: int,
+    found: list[remedies.Remedy],
 ) -> dict[str, Any]:
     """Everything for a program."""
     return {
-        "fits": not compiled.refused and compiled.memory.total <= limit,
         "accelerator": config.plan.accelerator,
         "num_devices": job.num_devices,
         "rows": job.rows,
         "row_length": job.length,
         "usable_bytes": limit,
         **dataclasses.asdict(compiled),
+        "start": dataclasses.asdict(begun),
+        "environment": {name: os.environ[name] for name in _COMPILER_ENVIRONMENT if name in os.environ},
         "flops_per_token": compiled.model_flops / compiled.tokens,
         "would_fit": [dataclasses.asdict(remedy) for remedy in found],
         "config": flags.as_dict(config),

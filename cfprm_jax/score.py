@@ -52,8 +52,8 @@ class ScoreConfig:
     )
     attention: str = option(
         "auto",
-        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blocks and xla anywhere; auto takes "
-        "what suits the device.",
+        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blockwise and xla anywhere; auto "
+        "takes what suits the device.",
         choices=ATTENTIONS,
     )
     packing: str = option(

@@ -269,21 +269,6 @@ def test_accumulation_and_devices_agree(loss: str, options: dict[str, Any]) -> N
         same_gradients(grads, gradients(expected, loss))
 
 
-SPLITS = [(d, f, 8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if d * f <= 8]
-
-
-@pytest.mark.parametrize("split", SPLITS, ids=lambda s: "x".join(map(str, s)))
-def test_every_split_of_eight_devices_agrees(split: tuple[int, int, int]) -> None:
-    """data x fsdp x tensor: loss and every gradient to 1e-5 of one device's."""
-    data, fsdp, tensor = split
-    run = TrainStep("q_ranking", mesh=f"data={data},fsdp={fsdp},tensor={tensor}", devices=8)
-    batch = some_batches()[0]
-    expected = evaluate(params(), batch)
-    value, grads = run(batch)
-    assert value == pytest.approx(float(expected.values[LOSSES.index("q_ranking")]), rel=1e-5)
-    same_gradients(grads, gradients(expected, "q_ranking"))
-
-
 @jax.jit
 def scores(weights: Any, batch: PackedBatch) -> jax.Array:
     """z of every step of every trajectory."""

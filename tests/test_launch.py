@@ -134,9 +134,13 @@ def test_slurm_requeues_a_run_that_was_stopped(tmp_path, status: int, ends: int,
         assert (tmp_path / "asked").read_text() == "requeue 77\n"
 
 
-# The fields of the objects that the file uses, with their types, from the API references of Kubernetes 1.31 and JobSet
-# v1alpha2. "!" is required; a list holds the type of its items.
-QUANTITY, NAME = re.compile(r"\d+(\.\d+)?([KMGT]i?|m)?"), re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# The fields of the objects that the file uses, with their types. "!" is required; a list holds the type of its items.
+# Names and types are those of JobSet's own custom resource definition (kubernetes-sigs/jobset, Apache-2.0,
+# config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml at 08dfbdf of August 2026, Job and Pod inside), by
+# which the whole file was checked once; choices of a string, and more that is required, are from the API reference of
+# Kubernetes 1.31, whose server checks them.
+QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?(\d+(\.\d*)?|\.\d+))?")
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 CONTAINER = {
     "name!": NAME,
     "image!": str,

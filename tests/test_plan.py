@@ -9,11 +9,15 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from cfprm_jax import flags, plan
+from cfprm_jax.config import PackingConfig
+from cfprm_jax.data import row_shapes
+from cfprm_jax.data.partition import separate_forest
 from cfprm_jax.errors import UserError
-from cfprm_jax.planning import ahead
+from cfprm_jax.planning import ahead, start
 from cfprm_jax.planning.accelerators import GIB
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -43,16 +47,50 @@ needs_gpu_compiler = pytest.mark.skipif(
 def test_reads_the_papers_flag_files(path: pathlib.Path) -> None:
     job = plan.make_job(parse(f"--flagfile={path}", *(["--model=Qwen2.5-7B"] if path.stem == "base" else [])))
     assert (job.backbone.hidden_size, job.backbone.num_hidden_layers) == (3584, 28)
-    assert (job.rows, job.length, job.trajectories) == (8, 2048, 32)
+    assert (job.rows, job.length, job.trajectories) == (9, 2560, 32)  # what 11 rows of 2,048 hold
     assert (job.dtype, job.optimizer.optimizer) == ("bfloat16", "adamw_compact")
+
+
+def shape(*arguments: str) -> tuple[int, int]:
+    job = plan.make_job(parse("--model=Qwen2.5-7B", "--batch_size=32", *arguments))
+    return job.rows, job.length
+
+
+def test_the_longest_rows_that_a_run_may_use_are_planned() -> None:
+    assert shape("--packing=none") == (32, 2048)
+    assert shape("--packing=sequence") == (9, 2560)  # a quarter longer than the longest solution
+    assert shape("--packing=tree") == (4, 6144)  # three times as long
+    assert shape("--packing=tree", "--row_length=2048") == (11, 2048)
+    assert shape("--packing=tree", "--rows=5") == (5, 6144)
+    # They are among those that train fits to data, and nothing is longer.
+    for packing in ("none", "sequence", "tree"):
+        config = PackingConfig(packing=packing)
+        fitted = row_shapes.fit_shapes([separate_forest([np.zeros(2000, np.int32)])], config, 2048, 32)
+        assert shape(f"--packing={packing}")[1] == fitted.longest
+
+
+def test_what_is_said_of_the_rows() -> None:
+    def said(*arguments: str) -> str:
+        config = parse("--model=Qwen2.5-7B", "--batch_size=32", *arguments)
+        return plan.describe_rows(config, plan.make_job(config))
+
+    text = said()
+    assert text.startswith(
+        "for --batch_size=32 solutions that fill 682 tokens each, of the longest that --packing=tree"
+    )
+    assert "--rows and --row_length plan others, up to 32 x 6144" in text
+    assert said("--rows=5").startswith("as --rows says")
+    assert "of --row_length;" in said("--row_length=2048")
+    assert said("--packing=none").startswith("one for each of --batch_size=32 solutions") and ";" not in said(
+        "--packing=none"
+    )
 
 
 def test_rows() -> None:
     base = ["--model=Qwen2.5-7B", "--batch_size=32"]
-    assert plan.make_job(parse(*base, "--packing=none")).rows == 32
     assert plan.make_job(parse(*base, "--rows=5", "--row_length=4096")).rows == 5
     assert plan.make_job(parse(*base, "--num_devices=16")).rows == 16
-    assert plan.make_job(parse(*base, "--num_devices=8", "--mesh=data=1,fsdp=4,tensor=2")).rows == 8
+    assert plan.make_job(parse(*base, "--num_devices=8", "--mesh=data=1,fsdp=4,tensor=2")).rows == 4
     assert plan.make_job(parse(*base, "--rows=5", "--accumulation=2")).rows == 6
 
 
@@ -81,14 +119,16 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused() -> None:
 def stand_in(monkeypatch: pytest.MonkeyPatch):
     """A compiler whose steps take 60 GiB, or what a test says."""
 
-    def install(total: float, refused: str = "") -> None:
+    def install(total: float, refused: str = "", at_start: float = 1.0) -> None:
         def compile_step(job, accelerator):
-            memory = ahead.Memory(GIB, GIB, GIB, 8, round(total * GIB) - 3 * GIB - 8, round(total * GIB))
+            memory = ahead.Memory(GIB, GIB, GIB, 8, GIB, round(total * GIB) - 4 * GIB - 8, round(total * GIB))
             return ahead.Compiled(
                 "cudnn", "NVIDIA H100 80GB HBM3", {"data": 1}, 7, memory, refused, (1.0, 2.0), 3, 3, {}, {}, 1e15, 16384
             )
 
         monkeypatch.setattr(ahead, "compile_step", compile_step)
+        begun = start.Start(round(at_start * GIB), "loading backbone.embedding")
+        monkeypatch.setattr(start, "compile_start", lambda job, accelerator: begun)
 
     return install
 
@@ -101,7 +141,9 @@ def test_fits(stand_in, capsys, tmp_path: pathlib.Path) -> None:
     assert "fits        60.00 GiB of 75.10 GiB usable" in text
     figures = json.loads(output.read_text())
     assert figures["fits"] and figures["memory"]["total"] == 60 * GIB and figures["would_fit"] == []
-    assert figures["config"]["loss"] == "bce" and figures["rows"] == 8
+    assert figures["config"]["loss"] == "bce" and (figures["rows"], figures["row_length"]) == (9, 2560)
+    assert "activations 1.00 GiB, temporaries 56.00 GiB" in text
+    assert figures["start"] == {"total": GIB, "what": "loading backbone.embedding"}
 
 
 def test_does_not_fit(stand_in, capsys) -> None:
@@ -114,6 +156,13 @@ def test_does_not_fit(stand_in, capsys) -> None:
     assert "refused     Ran out of memory" in capsys.readouterr().out
 
 
+def test_the_start_counts_where_it_is_more(stand_in, capsys) -> None:
+    stand_in(60.0, at_start=76.0)
+    assert plan.main(parse("--model=Qwen2.5-7B", "--suggest=0")) == 1
+    text = capsys.readouterr().out
+    assert "too large   76.00 GiB of 75.10 GiB usable on each device, at the start (loading backbone.embedding)" in text
+
+
 @needs_gpu_compiler
 def test_the_command(tmp_path: pathlib.Path) -> None:
     """In an environment that says nothing of platforms, on a network that does not fit a card of next to no memory."""
@@ -121,7 +170,7 @@ def test_the_command(tmp_path: pathlib.Path) -> None:
     raw |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     environment = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")}
-    command = [sys.executable, "-m", "cfprm_jax.plan", f"--model={tmp_path}", "--max_length=256", "--rows=2"]
+    command = [sys.executable, "-m", "cfprm_jax.plan", f"--model={tmp_path}", "--row_length=256", "--rows=2"]
     command += [f"--output={tmp_path / 'plan.json'}", "--hbm_reserve=79.08", "--suggest=1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
     assert done.returncode == 1, done.stderr[-2000:]
@@ -129,6 +178,11 @@ def test_the_command(tmp_path: pathlib.Path) -> None:
     assert figures["memory"]["parameters"] == 4 * figures["parameters"]
     assert figures["aliased"] == figures["donated"]
     assert figures["attention"] == "cudnn" and sum(figures["attention_kernels"].values()) == 6
+    memory = figures["memory"]
+    assert sum(memory.values()) == 2 * memory["total"]
+    assert memory["activations"] == 2 * 2 * 256 * 256 * 2  # two layers' inputs in bfloat16, 2 rows of 256 by 256
+    assert figures["start"]["what"].startswith("loading ")
+    assert memory["parameters"] + memory["optimizer"] <= figures["start"]["total"] < memory["total"]
     assert done.stdout.count("would fit") == 1
 
 

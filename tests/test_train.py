@@ -8,14 +8,12 @@ import random
 import re
 import signal
 
-import jax
 import pytest
 from tiny_runs import finish, rows, same_result, wait_for_step, write_corpus, write_model
 
 from cfprm_jax import flags, train
-from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.training import checkpoint, run_directory, sharding
+from cfprm_jax.training import checkpoint, run_directory
 
 
 @pytest.fixture(scope="module")
@@ -153,29 +151,3 @@ def test_a_run_that_goes_on_is_left_alone(tiny, world) -> None:
     with run_directory.locked(world / "busy", "never"):
         assert "another process is training there" in refused(tiny.arguments("busy"))
     assert [path.name for path in (world / "busy").iterdir()] == ["lock"]
-
-
-def test_held_out_solutions_of_one_step_are_no_error_for_a_coarse_to_fine_run(tiny, world, tmp_path) -> None:
-    """Evaluation is at the finest granularity, so what has no coarser sample is evaluated all the same."""
-    held_out = tmp_path / "held_out.jsonl"
-    held_out.write_text(json.dumps({"prompt": "q", "completions": ["a"], "labels": [1]}))
-    config = flags.parse(train.TrainConfig, ["train", *tiny.arguments("nothing"), f"--eval_data={held_out}"])
-    mesh = sharding.make_mesh(config.device, jax.devices()[:1])
-    tokenizer = load_tokenizer(world / "model")
-    said: list[str] = []
-    data = train.open_data(config, train.materialise(config, tmp_path), tokenizer, mesh, said.append)
-    assert [batch.trajectories for batch in data.held_out] == [1]
-    assert "held out    1 trajectories" in said
-
-
-def test_synthetic_stands_for_files_made_from_the_seed(tmp_path) -> None:
-    """The embedded default needs no file: model without weights, own held-out problems, candidates."""
-    config = flags.parse(train.TrainConfig, ["train", "--bon_candidates=synthetic"])
-    sources = train.materialise(config, tmp_path)
-    assert sources.init == "random"
-    assert (sources.model / "config.json").is_file()
-    files = [*sources.train, *sources.held_out, sources.candidates]
-    assert len(set(files)) == 3
-    assert all(pathlib.Path(file).parent == tmp_path / "synthetic" for file in files)
-    named = flags.parse(train.TrainConfig, ["train", "--model=m", "--train_data=a,b", "--eval_data=c"])
-    assert train.materialise(named, tmp_path) == train.Sources(pathlib.Path("m"), "pretrained", ("a", "b"), ("c",), "")

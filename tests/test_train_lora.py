@@ -20,6 +20,7 @@ from tiny_runs import TinyRuns, finish, rows, same_result, wait_for_step
 
 import cfprm_jax
 from cfprm_jax import export, flags, train
+from cfprm_jax.config import DeviceConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import hf, lora, parameters
 from cfprm_jax.models.config import PRMConfig
@@ -224,7 +225,7 @@ def test_real_weights(shared, tmp_path):
     assert run_here([f"--{name}={value}" for name, value in given.items()]) == 0
     adapted = checkpoint.load_adapters(tmp_path / "run")
     config = dataclasses.replace(adapted.config, attention="xla")
-    mesh = sharding.make_mesh(train.DeviceConfig(), jax.devices()[:1])
+    mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
     shardings = sharding.param_shardings(mesh, parameters.param_specs(config))
     base, _ = hf.load_params(directory, config, shardings=shardings, dtype=jnp.float32, head_key=jax.random.key(0))
     frozen = {"backbone": base["backbone"]}

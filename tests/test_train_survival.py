@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+import random
 import re
 import shutil
 import subprocess
 import time
 
 import pytest
-from tiny_runs import finish, params, rows, same_result
+from tiny_runs import finish, params, rows, same_result, wait_for_step
 
 from cfprm_jax.training import checkpoint, retention
 
@@ -101,9 +102,36 @@ def test_the_best_stays_and_nothing_compiles_twice(tiny) -> None:
     assert checkpoint.read_meta(run, best)["metrics"]["auroc"] == curve[best]
     assert params(run / "best").keys() == params(run, best).keys()
     assert best < 12
-    if True:
-        shutil.rmtree(run / "checkpoints" / "12")
-        text = finish(tiny.start([*tiny.arguments("best_kept", **options), "--resume=auto"], JAX_LOG_COMPILES="1"))
-        assert (compilations(text, "train_step"), compilations(text, "step")) == (1, 1)
-        assert checkpoint.locate(run / "best") == (run, best)
-        assert {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row} == curve
+    shutil.rmtree(run / "checkpoints" / "12")
+    text = finish(tiny.start([*tiny.arguments("best_kept", **options), "--resume=auto"], JAX_LOG_COMPILES="1"))
+    assert (compilations(text, "train_step"), compilations(text, "step")) == (1, 1)
+    assert checkpoint.locate(run / "best") == (run, best)
+    assert {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row} == curve
+
+
+def test_killed_with_the_compact_optimizer_and_trees_it_comes_to_the_same_end(tiny) -> None:
+    """bfloat16 weights, moments in 8 bits, rounding at random, shared prefixes: all of the state, to the bit."""
+    options = {"optimizer": "adamw_compact", "dtype": "bfloat16", "packing": "tree", "row_length": 384, "eval_every": 5}
+    options["record_chunk"] = 0  # the solutions of a question stay together
+    straight, run = tiny.directory / "compact", tiny.directory / "compact_killed"
+    finish(tiny.start(tiny.arguments("compact", **options)))
+    steps = [row for row in rows(straight) if "loss" in row]
+    assert sum(row["tokens_computed"] for row in steps) < 0.9 * sum(row["tokens_expanded"] for row in steps)
+    given = tiny.arguments("compact_killed", **options)
+    process = tiny.start(given)
+    wait_for_step(process, run, random.randint(4, len(steps) - 4))
+    process.kill()
+    process.communicate()
+    assert "resume      " in finish(tiny.start([*given, "--resume=auto"]))
+    same_result(straight, run)
+    (a, b), last = ((straight, run), checkpoint.newest(straight))
+    sums = [checkpoint.read_meta(directory, last)["checksums"] for directory in (a, b)]
+    assert any(name.endswith("/low") for name in sums[0])
+    assert sums[0] == sums[1]
+
+
+def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_before_the_first_step(tiny, small_disk) -> None:
+    run = small_disk(2**16) / "run"
+    text = finish(tiny.start([*tiny.arguments("no_room"), f"--output_dir={run}"]), status=2)
+    assert re.search(r"error: --output_dir: a checkpoint has .* need up to 3 at a time, .* has 64.0 KiB free", text)
+    assert not run.exists()

@@ -17,7 +17,8 @@ const texMath = (() => {
     tau: "τ", upsilon: "υ", phi: "ϕ", varphi: "φ", chi: "χ", psi: "ψ", omega: "ω", Gamma: "Γ", Delta: "Δ", Theta: "Θ",
     Lambda: "Λ", Xi: "Ξ", Pi: "Π", Sigma: "Σ", Phi: "Φ", Psi: "Ψ", Omega: "Ω", ell: "ℓ", infty: "∞", emptyset: "∅",
     varnothing: "∅", partial: "∂", nabla: "∇", Re: "ℜ", Im: "ℑ", hbar: "ℏ", aleph: "ℵ", degree: "°", circ: "∘",
-    ldots: "…", dots: "…", dotsc: "…", cdots: "⋯", dotsb: "⋯", vdots: "⋮", ddots: "⋱", angle: "∠", triangle: "△",
+    ldots: "…", dots: "…", dotsc: "…", dotso: "…", cdots: "⋯", dotsb: "⋯", dotsm: "⋯", dotsi: "⋯",
+    vdots: "⋮", ddots: "⋱", angle: "∠", triangle: "△",
     square: "□", Box: "□", blacksquare: "■", checkmark: "✓", prime: "′", top: "⊤", bot: "⊥", star: "⋆", pounds: "£",
   };
   const operators = {

@@ -37,6 +37,39 @@ take.defvjp(_forward, _backward)
 def add_rows(
     tokens: Int[Array, "rows length"], grad: Float[Array, "rows length embed"], vocab: int
 ) -> Float[Array, "vocab embed"]:
-    """For each id below vocab the float32 sum of its tokens' gradients; other ids are dropped."""
-    total = jnp.zeros((vocab, grad.shape[-1]), jnp.float32)
-    return total.at[tokens].add(grad.astype(jnp.float32), mode="drop")
+    """For each id below vocab the float32 sum of its tokens' gradients; other ids are dropped.
+
+    On NVIDIA GPUs a scatter adds by atomics, in another order every time, and a thousand markers wait for each other at
+    one row. There, tokens are sorted first, and each id's sum is written once.
+    """
+    tokens, grad = tokens.reshape(-1), grad.reshape(-1, grad.shape[-1]).astype(jnp.float32)
+    scatter, in_order = (functools.partial(add, vocab=vocab) for add in (scatter_add, sorted_add))
+    return jax.lax.platform_dependent(tokens, grad, cuda=in_order, default=scatter)
+
+
+def scatter_add(
+    tokens: Int[Array, " tokens"], grad: Float[Array, "tokens embed"], vocab: int
+) -> Float[Array, "vocab embed"]:
+    """In whatever order the platform adds."""
+    return jnp.zeros((vocab, grad.shape[-1]), jnp.float32).at[tokens].add(grad, mode="drop")
+
+
+def sorted_add(
+    tokens: Int[Array, " tokens"], grad: Float[Array, "tokens embed"], vocab: int
+) -> Float[Array, "vocab embed"]:
+    """In an order that depends on the tokens alone: a scan over runs of equal ids, whose last place has their sum."""
+    order = jnp.argsort(tokens, stable=True)
+    tokens, grad = tokens[order], grad[order]
+    same = tokens[1:] == tokens[:-1]
+    edge = jnp.ones(1, bool)
+
+    def add(left: Any, right: Any) -> Any:
+        (start, total), (next_start, more) = left, right
+        return start | next_start, jnp.where(next_start[:, None], more, total + more)
+
+    _, sums = jax.lax.associative_scan(add, (jnp.concatenate([edge, ~same]), grad))
+    last = jnp.concatenate([~same, edge])
+    # Each other place gets a row of its own beyond the table, so that no two write to the same.
+    rows = jnp.where(last & (tokens < vocab), tokens, vocab + jnp.arange(len(tokens), dtype=tokens.dtype))
+    table = jnp.zeros((vocab, grad.shape[-1]), jnp.float32)
+    return table.at[rows].set(sums, mode="drop", unique_indices=True)

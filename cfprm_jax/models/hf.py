@@ -33,7 +33,7 @@ from cfprm_jax.models.parameters import (
     param_specs,
     walk,
 )
-from cfprm_jax.models.placement import load_param, place
+from cfprm_jax.models.placement import Conversion, load_param, place
 from cfprm_jax.models.safetensors_files import DTYPES, Listing, StoredTensor, list_directory
 
 __all__ = ["LoadReport", "export", "head_of", "load_params", "no_such_directory", "read_config"]
@@ -125,6 +125,7 @@ def load_params(
     shardings: Params | None = None,
     dtype: Any = jnp.float32,
     head_key: jax.Array | None = None,
+    conversions: Params | None = None,
 ) -> tuple[dict[str, Any], LoadReport]:
     """The parameters of a process reward model from a Hugging Face directory.
 
@@ -136,6 +137,8 @@ def load_params(
         default device, uncommitted.
       dtype: float32 or bfloat16, the type of all parameters but the head, which is float32.
       head_key: jax.random key of a fresh head; None refuses a directory without a head.
+      conversions: nested dict of the parameters' structure: what each of them becomes as it is loaded, which then
+        stands in its place in the result.
 
     Raises:
       UserError: listing every tensor that is missing, unknown, held twice, of another shape or of another type, and
@@ -147,18 +150,20 @@ def load_params(
     as_stored = dataclasses.replace(config, head="mlp") if folded else config
     stored, ignored = _checked(directory, as_stored, listing, fresh_allowed=head_key is not None)
 
-    def one(path: str, spec: ParamSpec) -> jax.Array:
+    def one(path: str, spec: ParamSpec) -> Any:
         sharding = None if shardings is None else lookup(shardings, path)
-        if folded and _is_output(spec):
-            return place(hf_head.unfolded_row(stored[spec.hf_name.replace("score", "score.0")]), sharding)
+        conversion: Conversion | None = None if conversions is None else lookup(conversions, path)
         tensors = [stored.get(name) for name in spec.hf_names()]
         held = [tensor for tensor in tensors if tensor is not None]
-        if held and _is_output(spec):
-            return place(hf_head.output_row(held[0]), sharding)
-        if held:
-            return load_param(spec, held, np.dtype(param_dtype(spec, dtype)), sharding)
-        fresh = jax.jit(lambda key: init_param(path, spec, key, dtype), out_shardings=sharding)
-        return fresh(head_key)
+        if held and not _is_output(spec):
+            return load_param(spec, held, np.dtype(param_dtype(spec, dtype)), sharding, conversion)
+        if folded and _is_output(spec):
+            value = place(hf_head.unfolded_row(stored[spec.hf_name.replace("score", "score.0")]), sharding)
+        elif held:
+            value = place(hf_head.output_row(held[0]), sharding)
+        else:
+            value = jax.jit(lambda key: init_param(path, spec, key, dtype), out_shardings=sharding)(head_key)
+        return value if conversion is None else conversion(value)
 
     params = map_specs(one, config)
     outputs = [

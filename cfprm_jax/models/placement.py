@@ -3,16 +3,18 @@
 Every byte is read once, whatever number of devices hold a piece of it, by a few threads at a time. On CPU devices the
 parameter is host memory: its buffers are filled straight from the files and taken over by JAX without a copy. On
 accelerators a stacked parameter is born on the devices and filled layer by layer, so that the host holds two layers of
-it at most, one being read and one under way.
+it at most, one being read and one under way. A parameter that is to be held in another form (:class:`Conversion`)
+takes it in passing: beside what is held there are two layers of it, or one parameter that has none, on a device.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +35,27 @@ Bounds = tuple[tuple[int, int], ...]
 """(start, stop) in every dimension."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What a parameter becomes on its devices as it is loaded: a tree of arrays.
+
+    Attributes:
+      function: from the parameter to the tree; of one layer of a stacked parameter it makes that layer of every array.
+      shardings: of the tree of a whole parameter; None is the default device, uncommitted.
+    """
+
+    function: Callable[[jax.Array], Any]
+    shardings: Any
+
+    def __call__(self, parameter: jax.Array) -> Any:
+        """The tree of a whole parameter that is on the devices."""
+        return self.program()(parameter)
+
+    def program(self) -> Any:
+        """The same as a jitted function."""
+        return jax.jit(self.function, out_shardings=self.shardings)
+
+
 class _Target(NamedTuple):
     """Where a piece of a tensor belongs: which rows and columns of it, and the memory for them."""
 
@@ -41,9 +64,13 @@ class _Target(NamedTuple):
 
 
 def load_param(
-    spec: ParamSpec, tensors: Sequence[StoredTensor], dtype: np.dtype, sharding: jax.sharding.Sharding | None
-) -> jax.Array:
-    """One parameter, cast to dtype.
+    spec: ParamSpec,
+    tensors: Sequence[StoredTensor],
+    dtype: np.dtype,
+    sharding: jax.sharding.Sharding | None,
+    conversion: Conversion | None = None,
+) -> Any:
+    """One parameter, cast to dtype, or what a conversion makes of it.
 
     Args:
       tensors: the stored tensors that hold it, of the right shapes; one a layer for a stacked parameter.
@@ -52,11 +79,33 @@ def load_param(
     Raises:
       UserError: a file has become shorter.
     """
-    if spec.stacked and not _on_host(sharding):
-        layer_sharding = _layer_sharding(sharding)
-        if layer_sharding is not None or sharding is None:
-            return _layer_by_layer(spec, tensors, dtype, sharding, layer_sharding)
-    return _at_once(spec.shape, tensors, dtype, sharding, stacked=spec.stacked)
+    if _goes_layer_by_layer(spec, sharding):
+        return _layer_by_layer(spec, tensors, dtype, sharding, conversion or Conversion(lambda x: x, sharding))
+    whole = _at_once(spec.shape, tensors, dtype, sharding, stacked=spec.stacked)
+    return whole if conversion is None else conversion(whole)
+
+
+def load_program(
+    spec: ParamSpec, dtype: np.dtype, sharding: NamedSharding, conversion: Conversion
+) -> tuple[Any, tuple[Any, ...], int]:
+    """What :func:`load_param` runs on accelerators that need not be here, for a plan of their memory.
+
+    Returns:
+      A jitted function, its abstract arguments, and how many arrays of the shape of its last but one argument, a layer,
+      are on their way to the devices while it runs.
+    """
+    if not _goes_layer_by_layer(spec, sharding):
+        return conversion.program(), (jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding),), 0
+    zeros, put = _layer_programs(spec.shape, dtype, conversion)
+    stack = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), jax.eval_shape(zeros), conversion.shardings
+    )
+    layer = jax.ShapeDtypeStruct(spec.shape[1:], dtype, sharding=_layer_sharding(sharding))
+    return put, (stack, layer, jax.ShapeDtypeStruct((), jnp.int32)), 1
+
+
+def _goes_layer_by_layer(spec: ParamSpec, sharding: jax.sharding.Sharding | None) -> bool:
+    return spec.stacked and not _on_host(sharding) and (sharding is None or _layer_sharding(sharding) is not None)
 
 
 def _on_host(sharding: jax.sharding.Sharding | None) -> bool:
@@ -101,21 +150,35 @@ def _at_once(
     return jax.make_array_from_callback(shape, sharding, lambda index: buffers[_bounds(index, shape)])
 
 
+def _layer_programs(shape: tuple[int, ...], dtype: np.dtype, conversion: Conversion) -> tuple[Any, Any]:
+    """() -> the tree of a stacked parameter, empty; (tree, layer, its index) -> the tree with the layer, in place."""
+
+    def zeros() -> Any:
+        whole = jax.eval_shape(conversion.function, jax.ShapeDtypeStruct(shape, dtype))
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole)
+
+    def put(stack: Any, one: jax.Array, layer: jax.Array) -> Any:
+        return jax.tree.map(
+            lambda into, x: jax.lax.dynamic_update_index_in_dim(into, x, layer, 0), stack, conversion.function(one)
+        )
+
+    return (
+        jax.jit(zeros, out_shardings=conversion.shardings),
+        jax.jit(put, donate_argnums=0, out_shardings=conversion.shardings),
+    )
+
+
 def _layer_by_layer(
     spec: ParamSpec,
     tensors: Sequence[StoredTensor],
     dtype: np.dtype,
     sharding: jax.sharding.Sharding | None,
-    layer_sharding: jax.sharding.Sharding | None,
-) -> jax.Array:
-    def put(stack: jax.Array, one: jax.Array, layer: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(stack, one, layer, 0)
-
-    put = jax.jit(put, donate_argnums=0, out_shardings=sharding)
-    stack = jax.jit(lambda: jnp.zeros(spec.shape, dtype), out_shardings=sharding)()
-    under_way = None
+    conversion: Conversion,
+) -> Any:
+    zeros, put = _layer_programs(spec.shape, dtype, conversion)
+    stack, under_way = zeros(), None
     for layer, tensor in enumerate(tensors):
-        one = _at_once(spec.shape[1:], [tensor], dtype, layer_sharding, stacked=False)
+        one = _at_once(spec.shape[1:], [tensor], dtype, _layer_sharding(sharding), stacked=False)
         if under_way is not None:
             under_way.block_until_ready()
         stack, under_way = put(stack, one, np.int32(layer)), one

@@ -21,6 +21,7 @@ from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.planning import activations
 from cfprm_jax.planning.accelerators import GIB, INSTALL, Gpu, Tpu, require_plugin
 from cfprm_jax.planning.hlo import Collective, Program
 from cfprm_jax.training import flops, program, sharding
@@ -45,6 +46,7 @@ class Job:
       attention, dtype, head, remat: as the flags say them.
       rows, length: of a batch, over all devices.
       trajectories, steps: most of them in a batch, and most steps in one; they hardly matter.
+      deterministic, init: as the flags say them.
     """
 
     backbone: Qwen2Config
@@ -60,6 +62,8 @@ class Job:
     length: int
     trajectories: int = 32
     steps: int = 64
+    deterministic: bool = False
+    init: str = "pretrained"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +74,9 @@ class Memory:
       parameters, optimizer, batch: arguments of the step; the first two are updated in place.
       gradients: of all parameters at once, as clipping by their norm needs them, with their sum where a step is
         computed in parts.
-      activations: the rest of what the compiler plans: saved inputs of layers, and temporaries of one.
+      activations: what the forward pass keeps of every layer for the backward pass (:mod:`.activations`).
+      temporaries: the rest of what the compiler plans: what a layer, the head, the embedding's gradient or the
+        optimizer has in hand, and the program.
       total: what the compiler plans.
     """
 
@@ -79,6 +85,7 @@ class Memory:
     gradients: int
     batch: int
     activations: int
+    temporaries: int
     total: int
 
 
@@ -133,41 +140,31 @@ def compile_step(job: Job, accelerator: Gpu | Tpu) -> Compiled:
       UserError: what train would refuse: shapes that the mesh does not divide, a backend that cannot be used there.
     """
     mesh = open_mesh(accelerator, job.num_devices, job.mesh)
-    built = _build(job, mesh)
+    built = build(job, mesh)
     batch = _abstract_batch(job, built)
     state, jitted = built.abstract_state(), cast(Any, built.train_step)
     started = time.perf_counter()
     lowered = jitted.lower(state, batch)
     traced = time.perf_counter()
     fixed = {
-        "parameters": _on_a_device(state.params),
-        "optimizer": _on_a_device((state.opt_state, state.step)),
-        "gradients": _on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2),
-        "batch": _on_a_device(batch),
+        "parameters": bytes_on_a_device(state.params),
+        "optimizer": bytes_on_a_device((state.opt_state, state.step)),
+        "gradients": bytes_on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2),
+        "batch": bytes_on_a_device(batch),
     }
-    text, refused, total = "", "", 0
-    try:
-        with _no_device_cache():
-            compiled = lowered.compile()
-        plan = compiled.memory_analysis()
-        total = plan.argument_size_in_bytes + plan.temp_size_in_bytes + plan.generated_code_size_in_bytes
-        total += plan.output_size_in_bytes - plan.alias_size_in_bytes
-        text = _program_text(compiled, accelerator)
-    except jax.errors.JaxRuntimeError as error:
-        refused = str(error)
-        match = _TOO_LARGE.search(refused)
-        if match is None:
-            raise
-        total = round(float(match[1]) * _UNITS[match[2]])
+    compiled, total, refused = compile_lowered(lowered)
     seconds = (traced - started, time.perf_counter() - traced)
-    ran = Program(text)
+    ran = Program("" if compiled is None else _program_text(compiled, accelerator))
     net = built.network
+    saved = activations.saved_bytes(net, job.loss, state.params, batch, mesh.shape, job.optimizer.accumulation)
+    rest = max(total - sum(fixed.values()), 0)
+    saved = min(saved, rest)  # where XLA keeps less than JAX gives it
     return Compiled(
         attention=net.attention,
         device_kind=mesh.devices.flat[0].device_kind,
         mesh=dict(mesh.shape),
         parameters=parameters.count(net),
-        memory=Memory(**fixed, activations=max(total - sum(fixed.values()), 0), total=total),
+        memory=Memory(**fixed, activations=saved, temporaries=rest - saved, total=total),
         refused=refused.splitlines()[0] if refused else "",
         seconds=seconds,
         donated=len(jax.tree.leaves(state)),
@@ -181,9 +178,40 @@ def compile_step(job: Job, accelerator: Gpu | Tpu) -> Compiled:
 
 def least_bytes(job: Job, accelerator: Gpu | Tpu) -> int:
     """Bytes on each device of state and gradients alone: what does not fit here need not be compiled."""
-    built = _build(job, open_mesh(accelerator, job.num_devices, job.mesh))
+    built = build(job, open_mesh(accelerator, job.num_devices, job.mesh))
     state = built.abstract_state()
-    return _on_a_device(state) + _on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2)
+    return bytes_on_a_device(state) + bytes_on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2)
+
+
+def round_rows(rows: int, mesh: str, num_devices: int, accumulation: int) -> int:
+    """The next number of rows that train can split over the devices of a mesh and the parts of a step."""
+    sizes = sharding.parse_mesh(mesh, num_devices)
+    multiple = sizes["data"] * sizes["fsdp"] * accumulation
+    return -(-rows // multiple) * multiple
+
+
+def state_bytes(job: Job, accelerator: Gpu | Tpu) -> int:
+    """Bytes on each device of what a step updates."""
+    return bytes_on_a_device(build(job, open_mesh(accelerator, job.num_devices, job.mesh)).abstract_state())
+
+
+def compile_lowered(lowered: Any) -> tuple[Any, int, str]:
+    """A lowered program compiled, and the bytes that it takes on each device, its arguments among them.
+
+    Where the compiler gives up for want of memory, the program is None, the bytes are what it says that it would need,
+    and its words come third; they are empty otherwise.
+    """
+    try:
+        with _no_device_cache():
+            compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        match = _TOO_LARGE.search(str(error))
+        if match is None:
+            raise
+        return None, round(float(match[1]) * _UNITS[match[2]]), str(error)
+    plan = compiled.memory_analysis()
+    total = plan.argument_size_in_bytes + plan.temp_size_in_bytes + plan.generated_code_size_in_bytes
+    return compiled, int(total + plan.output_size_in_bytes - plan.alias_size_in_bytes), ""
 
 
 def _program_text(compiled: Any, accelerator: Gpu | Tpu) -> str:
@@ -196,10 +224,11 @@ def _program_text(compiled: Any, accelerator: Gpu | Tpu) -> str:
         ) from error
 
 
-def _build(job: Job, mesh: Mesh) -> program.Program:
+def build(job: Job, mesh: Mesh) -> program.Program:
+    """The program of train. UserError as in :func:`compile_step`."""
     attention = sharding.attention_backend(job.attention, mesh, job.backbone, job.dtype)
     network = PRMConfig(job.backbone, job.head, job.dtype, attention, job.remat)
-    return program.build(network, job.loss, job.optimizer, 1000, mesh)
+    return program.build(network, job.loss, job.optimizer, 1000, mesh, deterministic=job.deterministic)
 
 
 def _abstract_batch(job: Job, built: program.Program) -> PackedBatch:
@@ -214,7 +243,7 @@ def _abstract_batch(job: Job, built: program.Program) -> PackedBatch:
     return PackedBatch(**arrays)
 
 
-def _on_a_device(tree: Any) -> int:
+def bytes_on_a_device(tree: Any) -> int:
     """Bytes that one device holds of a tree of abstract arrays."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 

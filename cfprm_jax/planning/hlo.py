@@ -26,8 +26,10 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 # "%name = TYPE opcode(operands), attributes"; a tuple's type has spaces and comments in it.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|body|condition|true_computation|false_computation|called_computations)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CALLED = re.compile(r"(?:calls|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED_LISTS = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
+# Of a reduction or a sort this is what it does with two numbers, as often as there are numbers: not followed.
+_APPLIED = re.compile(r"to_apply=%?([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count\\?"?:\s*\{\\?"?n\\?"?:\\?"?(\d+)')
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _OPERATION = re.compile(r'op_name="([^"]*)"')
@@ -96,8 +98,11 @@ class Program:
         self.runs[name] += times
         for instruction in self.computations.get(name, ()):
             inner = times * self._trips(instruction) if instruction.opcode == "while" else times
-            branches = _BRANCHES.search(instruction.rest)
-            named = _CALLED.findall(instruction.rest) + (re.findall(r"[\w.\-]+", branches[1]) if branches else [])
+            named = _CALLED.findall(instruction.rest)
+            for several in _CALLED_LISTS.findall(instruction.rest):
+                named += re.findall(r"[\w.\-]+", several)
+            if instruction.opcode == "call":
+                named += _APPLIED.findall(instruction.rest)
             for called in named:
                 self._visit(called, inner)
 

@@ -1,13 +1,15 @@
-"""What would make a step fit: less memory for the same training, or more devices. Compiled before it is said."""
+"""What would make a step fit: the same in less memory, fewer rows, or more devices. Compiled before it is said."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.planning.accelerators import Gpu, Tpu, larger
-from cfprm_jax.planning.ahead import Compiled, Job, compile_step, least_bytes
+from cfprm_jax.planning.ahead import Compiled, Job, compile_step, least_bytes, round_rows
 from cfprm_jax.training.sharding import parse_mesh
 
 SHARDED = "data=1,fsdp=-1,tensor=1"
@@ -15,38 +17,55 @@ SHARDED = "data=1,fsdp=-1,tensor=1"
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """A change of flags that fits."""
+    """A change of flags that fits, the rows of a batch with it, and bytes on each device."""
 
     flags: tuple[str, ...]
+    rows: int
     total: int
 
 
-def candidates(job: Job, accelerator: Gpu | Tpu) -> Iterator[tuple[tuple[str, ...], Job]]:
-    """(flags, job) in the order in which they cost least."""
-    compact = dataclasses.replace(job, optimizer=dataclasses.replace(job.optimizer, optimizer="adamw_compact"))
-    can_compact = job.optimizer.optimizer == "adamw" and job.dtype == "bfloat16"
-    layouts: list[tuple[tuple[str, ...], Job]] = [((), job)]
+class Candidate(NamedTuple):
+    """A job with some flags changed: flag -> its value."""
+
+    changes: dict[str, Any]
+    job: Job
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """As they are typed."""
+        return tuple(f"--{name}={value}" for name, value in self.changes.items())
+
+
+def candidates(job: Job, accelerator: Gpu | Tpu) -> Iterator[Candidate]:
+    """In the order in which they cost least.
+
+    First what leaves the training as it is: remat, a mesh that splits the state, the compact optimizer, and a step in
+    parts; then smaller batches, on top of all of these; then more devices.
+    """
+    thrifty: dict[str, Any] = {}
+    if job.remat != "layer":
+        thrifty["remat"] = "layer"
     if parse_mesh(job.mesh, job.num_devices)["fsdp"] < job.num_devices:
-        layouts.append(((f"--mesh={SHARDED}",), dataclasses.replace(job, mesh=SHARDED)))
-    for flags, changed in layouts:
-        if flags:
-            yield flags, changed
-        if can_compact:
-            yield (*flags, "--optimizer=adamw_compact"), dataclasses.replace(changed, optimizer=compact.optimizer)
-    flags, changed = layouts[-1]
-    if can_compact:
-        flags = (*flags, "--optimizer=adamw_compact")
-        changed = dataclasses.replace(changed, optimizer=compact.optimizer)
-    rows_a_device = job.rows // job.num_devices
-    parts = job.optimizer.accumulation
-    while parts < rows_a_device:
+        thrifty["mesh"] = SHARDED
+    if job.optimizer.optimizer == "adamw" and job.dtype == "bfloat16":
+        thrifty["optimizer"] = "adamw_compact"
+    for number in range(1, len(thrifty) + 1):
+        for names in itertools.combinations(thrifty, number):
+            yield _changed(job, {name: thrifty[name] for name in names})
+    base = _changed(job, thrifty).job
+    parts = base.optimizer.accumulation
+    while parts < base.rows // _row_groups(base):
         parts *= 2
-        split = dataclasses.replace(changed.optimizer, accumulation=parts)
-        yield (*flags, f"--accumulation={parts}"), dataclasses.replace(changed, optimizer=split)
+        yield _changed(job, {**thrifty, "accumulation": parts})
+    rows, trajectories = base.rows, base.trajectories
+    while trajectories > 1:
+        trajectories //= 2
+        fewer = _changed(job, {**thrifty, "batch_size": trajectories})
+        if fewer.job.rows < rows:
+            rows = fewer.job.rows
+            yield fewer
     for number in larger(accelerator, job.num_devices):
-        rows = -(-job.rows // number) * number
-        wider = dataclasses.replace(job, mesh=SHARDED, num_devices=number, rows=rows)
-        yield (f"--mesh={SHARDED}", f"--num_devices={number}"), wider
+        yield _changed(job, {"mesh": SHARDED, "num_devices": number})
 
 
 def find(
@@ -57,18 +76,43 @@ def find(
     say: Callable[[str], None] = lambda _: None,
     compiled: Callable[[Job, Gpu | Tpu], Compiled] = compile_step,
 ) -> list[Remedy]:
-    """The first remedies that fit into limit bytes a device, at most `most`; what cannot fit is not compiled."""
+    """The first remedies that fit into limit bytes a device, at most `most`; what cannot fit is not compiled.
+
+    Nor is what changes the flags of a remedy that was found, and more.
+    """
     found: list[Remedy] = []
-    for flags, changed in candidates(job, accelerator):
+    enough: list[set[str]] = []
+    for candidate in candidates(job, accelerator):
         if len(found) == most:
             break
+        if any(names <= set(candidate.changes) for names in enough):
+            continue
         try:
-            if least_bytes(changed, accelerator) > limit:
+            if least_bytes(candidate.job, accelerator) > limit:
                 continue
-            say(f"trying      {' '.join(flags)}")
-            total = compiled(changed, accelerator).memory.total
+            say(f"trying      {' '.join(candidate.flags)}")
+            result = compiled(candidate.job, accelerator)
         except UserError:  # a mesh that does not divide this model
             continue
-        if total <= limit:
-            found.append(Remedy(flags, total))
+        if not result.refused and result.memory.total <= limit:
+            found.append(Remedy(candidate.flags, candidate.job.rows, result.memory.total))
+            enough.append(set(candidate.changes))
     return found
+
+
+def _changed(job: Job, changes: dict[str, Any]) -> Candidate:
+    """The job with these flags, in rows that their devices and parts divide."""
+    own = {name: changes[name] for name in ("remat", "mesh", "num_devices") if name in changes}
+    of_optimizer = {name: changes[name] for name in ("optimizer", "accumulation") if name in changes}
+    changed = dataclasses.replace(job, **own, optimizer=dataclasses.replace(job.optimizer, **of_optimizer))
+    rows = job.rows
+    if "batch_size" in changes:
+        changed = dataclasses.replace(changed, trajectories=changes["batch_size"])
+        rows = -(-job.rows * changed.trajectories // job.trajectories)
+    rows = round_rows(rows, changed.mesh, changed.num_devices, changed.optimizer.accumulation)
+    return Candidate(changes, dataclasses.replace(changed, rows=rows))
+
+
+def _row_groups(job: Job) -> int:
+    """Devices, or groups of tensor-parallel ones, that rows are split over."""
+    return round_rows(1, job.mesh, job.num_devices, 1)

@@ -2,8 +2,8 @@
 
 A checkpoint holds three items: `state` (parameters, optimizer state, step), `data` (the position in the data as JSON,
 the same on every process, so that their number may change), and `meta` (fingerprint, configuration, metrics, checksums
-of the state). Orbax writes it under a temporary name and renames it when all of it is on disk: a run that dies during a
-save leaves the checkpoint before it as the newest.
+of the state); both JSON items have a checksum of their own. Orbax writes all under a temporary name and renames it when
+it is on disk: a run that dies during a save leaves the checkpoint before it as the newest.
 
 Orbax's CheckpointManager is not used: with several processes it waits for all of them when one has failed to
 write or to read. Its checkpointer and handlers, which do the work, are used here alone.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,25 +31,14 @@ from cfprm_jax.models import hf, lora
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
 from cfprm_jax.models.parameters import abstract_params, abstract_tree, param_specs
-from cfprm_jax.training import adapters, checksums, disk, retention, sharding, stored, stored_params
+from cfprm_jax.training import adapters, checksums, disk, restoring, retention, sharding, stored, stored_params
 from cfprm_jax.training.distributed import Processes
+from cfprm_jax.training.restoring import Restored
 from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL, PRM_FILE, compute_dtype, read_prm
 from cfprm_jax.training.step import TrainState
 
 # A save may take that long before it counts as failed. Orbax's 20 minutes are little for 70B on a network file system.
 _SAVE_SECONDS = 4 * 3600
-# Arrays that an error names; the rest are counted.
-_NAMED = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """What a checkpoint gives back."""
-
-    step: int
-    state: TrainState
-    data: dict[str, Any]  # of the loader's iterator
-    meta: dict[str, Any]
 
 
 class Checkpoints:
@@ -83,7 +71,9 @@ class Checkpoints:
             retention.clear_unfinished(self.directory)
         self._processes.barrier()
         handler = ocp.CompositeCheckpointHandler(
-            state=ocp.StandardCheckpointHandler(), data=ocp.JsonCheckpointHandler(), meta=ocp.JsonCheckpointHandler()
+            state=ocp.StandardCheckpointHandler(),
+            data=ocp.JsonCheckpointHandler(stored.JSON_FILE),
+            meta=ocp.JsonCheckpointHandler(stored.JSON_FILE),
         )
         # Directories made in the background would leave the writers waiting for one that could not be made.
         options = ocp.options.AsyncOptions(timeout_secs=_SAVE_SECONDS, create_directories_asynchronously=False)
@@ -102,7 +92,7 @@ class Checkpoints:
         """Begin to save. The arrays are copied before this returns, so the state may be donated to the next step.
 
         Args:
-          meta: its "metrics", if any, are those of an evaluation of this very state.
+          meta: its "metrics", if any, are those of an evaluation of this very state; add_evaluation brings them later.
         """
         self.wait()
         meta = {**meta, "checksums": checksums.of_state(state)}
@@ -112,12 +102,32 @@ class Checkpoints:
                 self.directory / str(step),
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    data=ocp.args.JsonSave(dict(data)),
-                    meta=ocp.args.JsonSave(meta),
+                    data=ocp.args.JsonSave(stored.sealed(data)),
+                    meta=ocp.args.JsonSave(stored.sealed(meta)),
                 ),
             )
-        if self.improves(meta.get("metrics")):
-            self._best = retention.value(str(self._metric), meta["metrics"]), step
+        self._note_best(step, meta.get("metrics"))
+
+    def add_evaluation(self, step: int, evaluation: Mapping[str, Any]) -> None:
+        """The evaluation of a checkpoint that was saved without one, which may be the best, then, too."""
+        folder = self.directory / str(step)
+        if self._processes.first:
+            try:
+                stored.replace_json(folder, "meta", {**read_meta(self.directory.parent, step), "metrics": evaluation})
+            except OSError as error:
+                raise UserError(
+                    f"cannot write the evaluation into checkpoint {folder}: {disk.reason(error)}"
+                ) from error
+        self._note_best(step, evaluation)
+        self._point_to_best()
+
+    def _note_best(self, step: int, evaluation: Mapping[str, Any] | None) -> None:
+        if self.improves(evaluation):
+            self._best = retention.value(str(self._metric), evaluation), step
+
+    def _point_to_best(self) -> None:
+        if self._processes.first and self._best[1] is not None:
+            retention.point_to_best(self.directory.parent, self.directory / str(self._best[1]))
 
     def check(self) -> None:
         """Without waiting: UserError if the save in the background has failed; the older ones go if it is done."""
@@ -134,16 +144,10 @@ class Checkpoints:
         with self._writing():
             self._saver.wait_until_finished()
         self._pending = None
+        self._point_to_best()
         if self._processes.first:
-            best = self._best[1]
-            if best is not None:
-                retention.point_to_best(self.directory.parent, self.directory / str(best))
             steps = retention.complete(self.directory)
-            retention.remove(self.directory, [step for step in steps[: -self._keep] if step != best])
-
-    def meta(self, step: int) -> dict[str, Any]:
-        """The meta item of a checkpoint, without reading its arrays."""
-        return read_meta(self.directory.parent, step)
+            retention.remove(self.directory, [step for step in steps[: -self._keep] if step != self._best[1]])
 
     def restore_newest(
         self,
@@ -151,89 +155,22 @@ class Checkpoints:
         accept: Callable[[dict[str, Any]], None] = lambda meta: None,
         say: Callable[[str], None] = lambda line: None,
     ) -> Restored:
-        """The newest checkpoint that is not damaged; newer ones are set aside under another name, and said so.
-
-        Args:
-          accept: raises if a checkpoint with this meta must not be gone on with.
-
-        Raises:
-          UserError: none is whole, or what accept raises. Nothing is renamed then.
-        """
-        bad: dict[int, str] = {}
-        for step in self._processes.share(lambda: retention.complete(self.directory)[::-1]):
-            meta, fault = self._together(functools.partial(self.meta, step))
-            if fault is None:
-                accept(meta)
-                restored, fault = self._together(functools.partial(self._read, step, abstract_state))
-            if fault is None:
-                _, fault = self._together(functools.partial(self._verify, restored))
-            if fault is None:
-                self._set_aside(bad, say)
-                self._find_best()
-                return restored
-            bad[step] = fault
-        raise UserError("; ".join(bad.values()) or f"{self.directory} has no checkpoint")
-
-    def _set_aside(self, bad: Mapping[int, str], say: Callable[[str], None]) -> None:
-        for step, fault in bad.items():
-            if self._processes.first:
-                say(f"resume      {fault}; it is set aside as {retention.set_aside(self.directory, step)}")
-        self._processes.barrier()
-
-    def _together(self, read: Callable[[], Any]) -> tuple[Any, str | None]:
-        """(what read gives, None), or (None, why not) on all processes if it fails on one."""
-        result, fault = None, None
-        try:
-            result = read()
-        except stored.DamagedError as error:
-            fault = str(error)
-        faults = [text for text in self._processes.gather(fault) if text is not None]
-        return (None, faults[0]) if faults else (result, None)
+        """The newest checkpoint that is whole, as :func:`cfprm_jax.training.restoring.newest` finds it."""
+        restored = restoring.newest(self.directory, abstract_state, self._processes, accept, say)
+        self._find_best()
+        return restored
 
     def _find_best(self) -> None:
         def metrics(step: int) -> Mapping[str, Any] | None:
             with contextlib.suppress(UserError):
-                return self.meta(step).get("metrics")
+                return read_meta(self.directory.parent, step).get("metrics")
             return None
 
         if self._metric is not None:
             metric = self._metric
             steps = retention.complete(self.directory)
             best = self._processes.share(lambda: retention.best(steps, metrics, metric))
-            self._best = (
-                (-math.inf, None) if best is None else (retention.value(metric, self.meta(best)["metrics"]), best)
-            )
-
-    def restore(self, step: int, abstract_state: TrainState) -> Restored:
-        """The checkpoint of a step, laid out as abstract_state says.
-
-        Args:
-          abstract_state: jax.ShapeDtypeStruct with a sharding in every leaf; any mesh.
-
-        Raises:
-          DamagedError: files are missing or damaged, the arrays are not those that were saved, or they differ from
-            abstract_state in name, shape or type; all differences are listed.
-        """
-        restored = self._read(step, abstract_state)
-        self._verify(restored)
-        return restored
-
-    def _read(self, step: int, abstract_state: TrainState) -> Restored:
-        """No process waits for another one in here, so one that cannot read its part does not keep the others."""
-        folder = self.directory / str(step)
-        with contextlib.closing(ocp.StandardCheckpointHandler()) as handler, stored.damaged(folder):
-            found = handler.metadata(epath.Path(folder / "state"))
-            stored.require_equal(str(folder), stored.described(abstract_state), stored.described(found.tree))
-            state = handler.restore(epath.Path(folder / "state"), args=ocp.args.StandardRestore(abstract_state))
-        return Restored(step, state, stored.read_json(folder, "data"), stored.read_json(folder, "meta"))
-
-    def _verify(self, restored: Restored) -> None:
-        wrong = checksums.differences(restored.meta.get("checksums", {}), checksums.of_state(restored.state))
-        if wrong:
-            named = ", ".join(wrong[:_NAMED]) + (f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else "")
-            raise stored.DamagedError(
-                f"checkpoint {self.directory / str(restored.step)} is damaged: changed on disk: {named}"
-            )
+            self._best = (-math.inf, None) if best is None else (retention.value(metric, metrics(best)), best)
 
     def close(self) -> None:
         """Wait for the last save and let go of the directory."""

@@ -26,8 +26,8 @@ def of_state(state: Any) -> dict[str, int]:
 
 
 def differences(saved: Mapping[str, int], found: Mapping[str, int]) -> list[str]:
-    """Names of the arrays in both whose checksums differ."""
-    return [name for name, value in found.items() if saved.get(name, value) != value]
+    """Names of the arrays found whose checksum is another one than what was saved, or was not saved."""
+    return [name for name, value in found.items() if saved.get(name) != value]
 
 
 @functools.cache

@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,6 @@ _FAILURE, _ENDED = f"{_STORE}/failure", f"{_STORE}/ended/"
 # Seconds between looks for another process's failure, and how long process 0, which holds the store, waits for the
 # others to have read the reason.
 _LOOK_EVERY, _LINGER = 1.0, 10.0
-# Process 0 may tokenise a corpus for hours while the others wait; dead processes are noticed by their heartbeats.
-_WAIT_MS = 7 * 24 * 3600 * 1000
 # Where the coordinator listens unless told otherwise: below Linux's range of ports given to outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 
@@ -132,14 +130,16 @@ class Processes:
       count: of all.
     """
 
-    def __init__(self, index: int = 0, count: int = 1, store: Any = None) -> None:
+    def __init__(self, index: int = 0, count: int = 1, store: Any = None, wait_timeout: int = 0) -> None:
         """Alone by default.
 
         Args:
           store: the client of JAX's coordination service.
+          wait_timeout: --wait_timeout.
         """
         self.index, self.count = index, count
-        self._store, self._calls = store, 0
+        self._store, self._calls, self._wait_timeout = store, 0, wait_timeout
+        self._ending = threading.Lock()  # held to the end by the thread that ends the process
 
     @property
     def first(self) -> bool:
@@ -153,7 +153,7 @@ class Processes:
         self._calls += 1
         key = f"{_STORE}/call/{self._calls}"
         self._store.key_value_set(f"{key}/{self.index}", json.dumps(value))
-        return [json.loads(self._store.blocking_key_value_get(f"{key}/{i}", _WAIT_MS)) for i in range(self.count)]
+        return [self._wait_for(f"{key}/{i}", i) for i in range(self.count)]
 
     def share(self, value: Callable[[], Any]) -> Any:
         """What value() gives in process 0, on all of them; they wait for it."""
@@ -163,13 +163,22 @@ class Processes:
         key = f"{_STORE}/call/{self._calls}"
         if self.first:
             self._store.key_value_set(key, json.dumps(value()))
-        return json.loads(self._store.blocking_key_value_get(key, _WAIT_MS))
+        return self._wait_for(key, 0)
 
     def barrier(self) -> None:
         """Wait until all are here."""
-        if self.count > 1:
-            self._calls += 1
-            self._store.wait_at_barrier(f"{_STORE}/barrier/{self._calls}", _WAIT_MS)
+        self.gather(None)
+
+    def _wait_for(self, key: str, index: int) -> Any:
+        """What another process puts into the store. One that dies or fails meanwhile ends this one."""
+        try:
+            return json.loads(self._store.blocking_key_value_get(key, self._wait_timeout * 1000))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            raise UserError(
+                f"waited for process {index} for --wait_timeout={self._wait_timeout} seconds, and it is not done"
+            ) from error
 
     @contextlib.contextmanager
     def one_after_the_first(self) -> Iterator[None]:
@@ -214,38 +223,48 @@ class Processes:
                 traceback.print_exc()
             self.fail(f"{type(error).__name__}: {_one_line(error)}", 1)
 
-    def fail(self, reason: str, status: int) -> None:
+    def fail(self, reason: str, status: int) -> NoReturn:
         """Tell the others why this process ends, and end it; the first reason is everybody's."""
-        name = f"process {self.index} of {self.count}"
-        try:
-            self._store.key_value_set(_FAILURE, json.dumps([f"{name}: {reason}", status]))
-            print(f"error: {name}: {reason}", file=sys.stderr)
-        except Exception as error:  # the reason is already there, or the store is not
-            known = self._failure()
-            if known is None:
-                print(f"error: {name}: {reason} (and process 0 is gone: {_one_line(error)})", file=sys.stderr)
-            elif self.first:
-                print(f"error: {known[0]}", file=sys.stderr)
-            status = known[1] if known else status
-        self._end(status)
+        self._end_all(f"error: process {self.index} of {self.count}: {reason}", status, told_by_all=True)
+
+    def stop(self, line: str, status: int) -> NoReturn:
+        """End all processes, or the one that is alone, because a signal has asked for it; the first prints the line."""
+        self._end_all(line, status, told_by_all=False)
+
+    def _end_all(self, line: str, status: int, *, told_by_all: bool) -> NoReturn:
+        self._ending.acquire()
+        tells = told_by_all or self.first
+        if self.count > 1:
+            try:
+                self._store.key_value_set(_FAILURE, json.dumps([line, status]))
+            except Exception as error:  # the reason is already there, or the store is not
+                known = self._failure()
+                if known is None:
+                    line, tells = f"{line} (and process 0 is gone: {_one_line(error)})", True
+                else:
+                    (line, status), tells = known, self.first
+        self._end(line if tells else "", status)
 
     def watch(self, stop: threading.Event) -> None:
         """Until stop is set, look whether another process has failed, and then end this one. Runs in a thread."""
         while not stop.wait(_LOOK_EVERY):
             if (failure := self._failure()) is not None and not stop.is_set():
-                if self.first:
-                    print(f"error: {failure[0]}", file=sys.stderr)
-                self._end(failure[1])
+                self._ending.acquire()
+                self._end(failure[0] if self.first else "", failure[1])
 
     def _failure(self) -> tuple[str, int] | None:
         try:
-            reason, status = json.loads(self._store.key_value_try_get(_FAILURE))
+            line, status = json.loads(self._store.key_value_try_get(_FAILURE))
         except Exception:  # not there yet, or the store is gone, which JAX itself notices
             return None
-        return reason, status
+        return line, status
 
-    def _end(self, status: int) -> None:
+    def _end(self, line: str, status: int) -> NoReturn:
         """Leave without waiting for threads, collectives or other processes, which may never come back."""
+        if line:
+            newline = "\n" if sys.stdout.isatty() else ""  # an updating line may stand there
+            # Not by print: a signal's handler may come while this thread is printing.
+            os.write(2, f"{newline}{line}\n".encode())
         with contextlib.suppress(Exception):
             self._store.key_value_set(f"{_ENDED}{self.index}", "")
             deadline = time.monotonic() + _LINGER
@@ -253,8 +272,9 @@ class Processes:
                 if len(self._store.key_value_dir_get(_ENDED)) == self.count:
                     break
                 time.sleep(0.05)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)
 
 
@@ -291,7 +311,8 @@ def session(config: DistributedConfig, platform: str) -> Iterator[Processes]:
     # JAX offers the key-value store to no public function; Orbax and others take it from the same place.
     from jax._src import distributed as jax_distributed
 
-    processes = Processes(jax.process_index(), count, jax_distributed.global_state.client)
+    client = jax_distributed.global_state.client
+    processes = Processes(jax.process_index(), count, client, config.wait_timeout)
     done = threading.Event()
     threading.Thread(target=processes.watch, args=(done,), daemon=True, name="failure watch").start()
     try:

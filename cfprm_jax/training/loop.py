@@ -8,11 +8,9 @@ the next batch. Only an evaluation and a checkpoint wait for the newest step.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -23,7 +21,7 @@ from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.training import sharding
 from cfprm_jax.training.checkpoint import Checkpoints
-from cfprm_jax.training.metrics import Log, Progress
+from cfprm_jax.training.metrics import EVALUATION, Log, Progress
 from cfprm_jax.training.step import TrainState
 
 # Sources of a bad batch that its error names; the rest are counted.
@@ -37,43 +35,13 @@ class BatchIterator(Protocol):
     def get_state(self) -> dict[str, Any]: ...
 
 
-class StopSignal:
-    """Set by SIGTERM, which clusters send before they take a machine away, or Ctrl-C; the loop then saves and leaves.
-
-    Attributes:
-      received: the signal, once there was one.
-    """
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-
-    def __call__(self) -> signal.Signals | None:
-        return self.received
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[StopSignal]:
-        """Handle both inside the with block, which must be in the main thread. A second Ctrl-C does not wait."""
-
-        def note(number: int, frame: Any) -> None:
-            if self.received == number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.received = signal.Signals(number)
-
-        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield self
-        finally:
-            for number, handler in previous.items():
-                # None stands for one that was not set from Python, and cannot be put back.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
 @dataclasses.dataclass(frozen=True)
 class Job:
     """What the loop runs; the same after a resume."""
 
     train_step: Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]]
-    evaluate: Callable[[Any, Callable[[], bool]], dict[str, float] | None]  # (params, stop) -> metrics, if any
+    # (params, stop) -> metrics, or None if stop() ended it; None where there is nothing to evaluate on
+    evaluate: Callable[[Any, Callable[[], bool]], dict[str, float] | None] | None
     shardings: PackedBatch
     num_steps: int
     config: RunConfig
@@ -85,10 +53,8 @@ class Job:
 class Outcome(NamedTuple):
     """How the loop ended."""
 
-    state: TrainState
-    step: int  # of the checkpoint that was written last
-    stopped: bool  # by the signal
-    evaluation: dict[str, float] | None
+    step: int  # of the newest checkpoint
+    complete: bool  # all steps and the last evaluation are done; otherwise it was told to stop
 
 
 class _Pending(NamedTuple):
@@ -117,13 +83,14 @@ def train(
 
     Args:
       stop: whether to stop; asked by all processes alike, and the same for all.
-      evaluated: False if the state was saved when a signal had ended its evaluation, which then comes first.
+      evaluated: False if the checkpoint of start_step has no evaluation. If one is due then, which a signal or a kill
+        has ended, it comes first, and the checkpoint gets it.
 
     Raises:
       UserError: a loss or gradient that is not finite, with step, sources of the batch and the last good checkpoint; or
         a checkpoint or a figure that cannot be written.
     """
-    config, step, evaluation, stopping = job.config, start_step, None, False
+    config, step, stopping = job.config, start_step, False
     pending: _Pending | None = None
 
     def report() -> None:
@@ -133,17 +100,21 @@ def train(
             pending = None
 
     def evaluate() -> dict[str, float] | None:
-        found = job.evaluate(state.params, stop)
+        found = job.evaluate(state.params, stop) if job.evaluate is not None else None
         if found is not None:
-            log.write(step, found, board="eval", prefix="eval_")
+            log.write(step, found, board="eval", prefix=EVALUATION)
             progress.say(f"step {step}: held-out {describe(found)}")
         return found
 
     def due() -> bool:
-        return step > 0 and (step == job.num_steps or _divides(config.eval_every, step))
+        at_this_step = step == job.num_steps or _divides(config.eval_every, step)
+        return job.evaluate is not None and step > 0 and at_this_step
 
     if due() and not evaluated:
         evaluation = evaluate()
+        if evaluation is not None:
+            checkpoints.add_evaluation(step, evaluation)
+        evaluated, stopping = evaluation is not None, stop()
     while step < job.num_steps and not stopping:
         batch = next(batches)
         state, metrics = job.train_step(state, sharding.put_batch(batch.packed, job.shardings))
@@ -153,18 +124,19 @@ def train(
         checkpoints.check()
 
         stopping, evaluation = stop(), None
+        evaluated = not due()
         evaluate_now = due() and not stopping
         save_now = stopping or step == job.num_steps or _divides(config.checkpoint_every, step)
         if evaluate_now or save_now:
             report()  # so that no state is saved whose loss was not finite
         if evaluate_now:
             evaluation = evaluate()
-            stopping = stop()
+            evaluated, stopping = evaluation is not None, stop()
             save_now = save_now or stopping or checkpoints.improves(evaluation)
         if save_now:
             checkpoints.save(step, state, batches.get_state(), {**job.meta, "step": step, "metrics": evaluation})
     checkpoints.wait()
-    return Outcome(state, step, stopping, evaluation)
+    return Outcome(step, step == job.num_steps and (evaluated or job.evaluate is None))
 
 
 def describe(evaluation: Mapping[str, float]) -> str:

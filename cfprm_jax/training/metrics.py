@@ -38,10 +38,17 @@ _SECONDS_BETWEEN_UPDATES = 0.1
 _RATE_WINDOW = 20
 
 
-def truncate(path: pathlib.Path, step: int) -> int:
+EVALUATION = "eval_"
+"""What the names of an evaluation's metrics begin with."""
+
+
+def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> int:
     """Drop the lines after a step, and a last line that a killed run left half written; returns how many went.
 
     A resumed run computes those steps again, so that each step is in the file once.
+
+    Args:
+      evaluated: False if the evaluation of the step itself is to come: what is there of it goes too.
     """
     if not path.exists():
         return 0
@@ -51,7 +58,8 @@ def truncate(path: pathlib.Path, step: int) -> int:
             row = json.loads(line)
         except ValueError:
             continue
-        if line.endswith("\n") and row["step"] <= step:
+        again = not evaluated and row["step"] == step and any(name.startswith(EVALUATION) for name in row)
+        if line.endswith("\n") and row["step"] <= step and not again:
             kept.append(line)
     scratch = path.with_suffix(".tmp")
     scratch.write_text("".join(kept))
@@ -75,12 +83,12 @@ class SilentLog:
 class MetricLog:
     """metrics.jsonl and TensorBoard of a run directory."""
 
-    def __init__(self, output_dir: pathlib.Path, start_step: int):
-        """Go on after start_step (0 for a new run): later lines and points are dropped."""
+    def __init__(self, output_dir: pathlib.Path, start_step: int, evaluated: bool = True):
+        """Go on after start_step (0 for a new run): later lines and points are dropped; evaluated is as in truncate."""
         self._directory = output_dir
         with self._writing():
             output_dir.mkdir(parents=True, exist_ok=True)
-            truncate(output_dir / METRICS, start_step)
+            truncate(output_dir / METRICS, start_step, evaluated)
             self._file = (output_dir / METRICS).open("a")
             (output_dir / TENSORBOARD).mkdir(exist_ok=True)
             # Not SummaryWriter: its thread dies of a full disk, and the next points would wait for it for ever.

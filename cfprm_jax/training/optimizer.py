@@ -18,8 +18,9 @@ from jaxtyping import Array, Float
 
 from cfprm_jax.config import OptimizerConfig
 from cfprm_jax.models.parameters import ParamSpec, walk
+from cfprm_jax.models.placement import Conversion
 from cfprm_jax.training import slots
-from cfprm_jax.training.slots import Compact, Draw, Moments, Plain
+from cfprm_jax.training.slots import Compact, Moments, Plain, RoundingKey
 
 Schedule = Callable[[Any], Any]
 """Optimizer steps done -> learning rate of the next."""
@@ -79,14 +80,14 @@ def clip_scale(norm: Float[Array, ""], max_norm: float) -> Float[Array, ""]:
     return jnp.minimum(1.0, max_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
 
 
-def add_gradients(total: Any, grads: Any, draw: Any) -> Any:
+def add_gradients(total: Any, grads: Any, number: Any) -> Any:
     """total + grads, leaf by leaf in their types (nested dicts).
 
-    A sum in bfloat16, which costs half of what one in float32 does, is rounded up or down at random: without bias, and
-    after a few parts within the rounding of the gradients themselves.
+    A sum in bfloat16, which costs half of what one in float32 does, is rounded stochastically: without bias, and after
+    a few parts within the rounding of the gradients themselves.
 
     Args:
-      draw: int32, another one for each sum of a run.
+      number: int32, of the sum: another one for each sum of a run.
     """
 
     def add(name: str, total: Any, grad: Any) -> Any:
@@ -95,7 +96,7 @@ def add_gradients(total: Any, grads: Any, draw: Any) -> Any:
         if total.dtype != jnp.bfloat16:
             return total + grad
         exact = total.astype(jnp.float32) + grad.astype(jnp.float32)
-        return slots.round_at_random(exact, Draw(draw, slots.places(name, total.shape)))
+        return slots.stochastic_round(exact, RoundingKey(number, slots.element_hash(name, total.shape)))
 
     return add("gradients", total, grads)
 
@@ -117,8 +118,21 @@ class AdamW:
         }
 
     def init(self, masters: Any) -> tuple[Any, Any]:
-        held = self._map(lambda name, spec, master: self.formats[name].hold(master), masters)
-        return _first(held), _second(held)
+        held = self._map(lambda name, spec, master: self.formats[name].init(master), masters)
+        return params_of(held), slots_of(held)
+
+    def conversions(self, params: Any) -> Any:
+        """What :meth:`init` does, a parameter at a time: a nested dict of Conversion from master to (param, slot).
+
+        Args:
+          params: where the parameters live.
+        """
+        return self._map(
+            lambda name, spec, sharding: Conversion(
+                self.formats[name].init, (sharding, self.formats[name].shardings(sharding))
+            ),
+            params,
+        )
 
     def masters(self, params: Any, opt_state: Any) -> Any:
         """The float32 parameters."""
@@ -130,7 +144,7 @@ class AdamW:
     def update(self, grads: Any, scale: Any, params: Any, opt_state: Any, step: Any) -> tuple[Any, Any]:
         new = functools.partial(self._update_one, scale=scale, step=step)
         updated = self._map(new, grads, params, opt_state)
-        return _first(updated), _second(updated)
+        return params_of(updated), slots_of(updated)
 
     def _update_one(
         self, name: str, spec: ParamSpec, grad: Any, param: Any, slot: Any, *, scale: Any, step: Any
@@ -140,7 +154,7 @@ class AdamW:
 
         def part(grad: Any, param: Any, slot: Any, layer: Any) -> tuple[Any, Any]:
             moments = self._adamw(held.load(param, slot), grad.astype(jnp.float32) * scale, spec.kind == "matrix", step)
-            return held.store(moments, Draw(step, slots.places(name, grad.shape, layer)))
+            return held.store(moments, RoundingKey(step, slots.element_hash(name, grad.shape, layer)))
 
         if not spec.stacked or grad[0].size < _LARGE_LAYER:
             return part(grad, param, slot, None)
@@ -177,11 +191,13 @@ class AdamW:
         return over(self._specs, "", *trees)
 
 
-def _first(tree: Any) -> Any:
+def params_of(tree: Any) -> Any:
+    """The params of a tree whose leaves are pairs (param, slot)."""
     return jax.tree.map(lambda pair: pair[0], tree, is_leaf=_is_pair)
 
 
-def _second(tree: Any) -> Any:
+def slots_of(tree: Any) -> Any:
+    """The slots of a tree whose leaves are pairs (param, slot): the optimizer's state."""
     return jax.tree.map(lambda pair: pair[1], tree, is_leaf=_is_pair)
 
 

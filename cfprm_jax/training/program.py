@@ -17,7 +17,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models import lora, parameters, prm
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.training import optimizer, sharding, step
+from cfprm_jax.training import determinism, optimizer, sharding, step
 from cfprm_jax.training.optimizer import AdamW
 from cfprm_jax.training.step import TrainState
 
@@ -28,6 +28,7 @@ class Program:
 
     Attributes:
       network: the PRM that is trained.
+      mesh: of the devices that it is trained on.
       specs: descriptions of the parameters that are trained, a nested dict.
       param_shardings: where each of them lives.
       tx: the optimizer.
@@ -40,6 +41,7 @@ class Program:
     """
 
     network: PRMConfig
+    mesh: Mesh
     specs: Any
     param_shardings: Any
     tx: AdamW
@@ -72,8 +74,12 @@ def build(
     num_steps: int,
     mesh: Mesh,
     adapters: Lora | None = None,
+    deterministic: bool = False,
 ) -> Program:
     """The program of a run of num_steps optimizer steps, which trains the whole network or adapters and head.
+
+    Args:
+      deterministic: compiled to give the same bits every time (:mod:`cfprm_jax.training.determinism`).
 
     Raises:
       UserError: the mesh does not divide a parameter's dimension, or --optimizer=adamw_compact with float32 compute or
@@ -97,6 +103,7 @@ def build(
         frozen_shardings = sharding.param_shardings(mesh, lora.frozen_specs(network))
     loss_function = losses.loss_function(loss)
     state_shardings = step.state_shardings(tx, param_shardings, mesh)
+    compiler_options = determinism.compiler_options(deterministic, mesh.devices.flat[0].platform)
 
     def train_step(state: TrainState, batch: PackedBatch, *frozen: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         own = functools.partial(_with_frozen, forward, *frozen) if frozen else forward
@@ -104,13 +111,14 @@ def build(
 
     return Program(
         network=network,
+        mesh=mesh,
         specs=specs,
         param_shardings=param_shardings,
         tx=tx,
         state_shardings=state_shardings,
         batch_shardings=sharding.batch_shardings(mesh),
-        train_step=step.jit_train_step(train_step, state_shardings, mesh, frozen_shardings),
-        eval_step=step.jit_eval_step(forward, loss_function, param_shardings, mesh, frozen_shardings),
+        train_step=step.jit_train_step(train_step, state_shardings, mesh, frozen_shardings, compiler_options),
+        eval_step=step.jit_eval_step(forward, loss_function, param_shardings, mesh, frozen_shardings, compiler_options),
     )
 
 

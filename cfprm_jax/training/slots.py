@@ -11,13 +11,13 @@ Compact, for large parameters: 6 bytes, of which the 2 of param are the weights 
   bits(master) = (bits(param) << 16) + low.
 * The second moment v keeps its float32 exponent and three bits of mantissa, counted from the largest of its row, in 8
   bits: 32 octaves, steps of 6 to 12 %. An average that moves by a thousandth a step would stand still under rounding to
-  nearest; it is rounded up or down at random, without bias.
+  nearest; it is rounded stochastically, without bias.
 * The first moment m is kept as m / sqrt(v), which cannot leave [-R, R] (Cauchy-Schwarz:
   R = (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), 7.27 by default): sign and 7 bits, four of them mantissa, of
   |m / sqrt(v)| + c, with c = R / 247 rounded up to a power of two. What it is divided by is v as it is stored, so v's
-  rounding does not enter m. Also rounded at random, without bias.
+  rounding does not enter m. Also rounded stochastically.
 
-The random bits are a hash of the element's place in the whole parameter plus a multiple of the step (a Weyl sequence:
+The random bits are a hash of the element's index in the whole parameter plus a multiple of the step (a Weyl sequence:
 over any few steps an element is rounded up in the right share of them, which leaves less error than independent draws).
 They depend on nothing else: every mesh, and a run that was resumed, rounds alike. Everything but one maximum over a row
 of v is elementwise, so every sharding works.
@@ -44,11 +44,11 @@ class Moments(NamedTuple):
     second: Any
 
 
-class Draw(NamedTuple):
-    """What rounding at random depends on."""
+class RoundingKey(NamedTuple):
+    """What stochastic rounding depends on."""
 
     step: Any  # int32, optimizer steps done
-    place: Any  # uint32, a hash of each element's place; see places
+    element: Any  # uint32, a hash of each element's index; see element_hash
 
 
 class PlainSlot(NamedTuple):
@@ -73,7 +73,7 @@ class Plain:
 
     dtype = jnp.dtype(jnp.float32)  # of param
 
-    def hold(self, master: Float[Array, "*shape"]) -> tuple[jax.Array, PlainSlot]:
+    def init(self, master: Float[Array, "*shape"]) -> tuple[jax.Array, PlainSlot]:
         """(param, slot) before the first step."""
         return master, PlainSlot(jnp.zeros_like(master), jnp.zeros_like(master))
 
@@ -85,7 +85,7 @@ class Plain:
         """What (param, slot) stands for."""
         return Moments(param, slot.first, slot.second)
 
-    def store(self, moments: Moments, draw: Draw) -> tuple[jax.Array, PlainSlot]:
+    def store(self, moments: Moments, key: RoundingKey) -> tuple[jax.Array, PlainSlot]:
         """(param, slot) of the moments."""
         return moments.master, PlainSlot(moments.first, moments.second)
 
@@ -124,7 +124,7 @@ class Compact:
         largest = min((1.0 - b1) / math.sqrt((1.0 - b2) * left), 8.0) if left > 0 and b2 < 1 else 8.0
         return cls(2.0 ** math.ceil(math.log2(largest / 247)))
 
-    def hold(self, master: Float[Array, "*rows width"]) -> tuple[jax.Array, CompactSlot]:
+    def init(self, master: Float[Array, "*rows width"]) -> tuple[jax.Array, CompactSlot]:
         """(param, slot) before the first step."""
         param, low = split_float32(master)
         window = jnp.zeros((*master.shape[:-1], 1), jnp.int16)
@@ -141,13 +141,13 @@ class Compact:
             join_float32(param, slot.low), decode_ratio(slot.ratio, self.smallest) * jnp.sqrt(second), second
         )
 
-    def store(self, moments: Moments, draw: Draw) -> tuple[jax.Array, CompactSlot]:
+    def store(self, moments: Moments, key: RoundingKey) -> tuple[jax.Array, CompactSlot]:
         """(param, slot) of the moments."""
-        step = draw.step.astype(jnp.uint32)
-        second, window = encode_second(moments.second, draw.place + step * jnp.uint32(_SECOND_STRIDE))
+        step = key.step.astype(jnp.uint32)
+        second, window = encode_second(moments.second, key.element + step * jnp.uint32(_SECOND_STRIDE))
         stored = decode_second(second, window)
         root = jnp.where(stored > 0, jax.lax.rsqrt(jnp.where(stored > 0, stored, 1.0)), 0.0)
-        bits = draw.place * jnp.uint32(_RATIO_STRIDE) + step * jnp.uint32(_RATIO_STRIDE)
+        bits = key.element * jnp.uint32(_RATIO_STRIDE) + step * jnp.uint32(_RATIO_STRIDE)
         ratio = encode_ratio(moments.first * root, bits, self.smallest)
         param, low = split_float32(moments.master)
         return param, CompactSlot(low, ratio, second, window)
@@ -177,9 +177,9 @@ def join_float32(high: jax.Array, low: Int[Array, "*shape"]) -> Float[Array, "*s
     return jax.lax.bitcast_convert_type(upper + lower, jnp.float32)
 
 
-def round_at_random(x: Float[Array, "*shape"], draw: Draw) -> Float[Array, "*shape"]:
+def stochastic_round(x: Float[Array, "*shape"], key: RoundingKey) -> Float[Array, "*shape"]:
     """x in bfloat16, up or down in the share of draws that makes it true on average."""
-    bits = draw.place + draw.step.astype(jnp.uint32) * jnp.uint32(_SECOND_STRIDE)
+    bits = key.element + key.step.astype(jnp.uint32) * jnp.uint32(_SECOND_STRIDE)
     exact = jax.lax.bitcast_convert_type(x, jnp.uint32)
     high = (exact + (bits >> (32 - _LOW_BITS))) >> _LOW_BITS
     rounded = jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
@@ -228,7 +228,7 @@ def decode_ratio(code: Int[Array, "*shape"], smallest: float) -> Float[Array, "*
     return jnp.where(wide < 0, -1.0, 1.0) * (size - jnp.float32(smallest))
 
 
-def _scramble(x: UInt[Array, "*shape"]) -> UInt[Array, "*shape"]:
+def _hash_bits(x: UInt[Array, "*shape"]) -> UInt[Array, "*shape"]:
     """A bijection of 32 bits in which every input bit changes every output bit about half of the time."""
     # Multipliers found by C. Wellons' search for hash functions of low bias (https://github.com/skeeto/hash-prospector).
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
@@ -236,17 +236,17 @@ def _scramble(x: UInt[Array, "*shape"]) -> UInt[Array, "*shape"]:
     return x ^ (x >> 16)
 
 
-def places(name: str, shape: tuple[int, ...], layer: Any = None) -> UInt[Array, "*shape"]:
-    """A hash of the place of each element: of the parameter's name and of its index along each dimension.
+def element_hash(name: str, shape: tuple[int, ...], layer: Any = None) -> UInt[Array, "*shape"]:
+    """A hash of each element: of the parameter's name and of the element's index along each dimension.
 
     Args:
       layer: the index along the parameter's first dimension, where shape is that of one layer.
     """
     key = jnp.uint32(zlib.crc32(name.encode()))
     if layer is not None:
-        key = _scramble(key ^ jnp.asarray(layer, jnp.uint32))
+        key = _hash_bits(key ^ jnp.asarray(layer, jnp.uint32))
     for axis in range(len(shape)):
         # Of global arrays, so that a device's part has the numbers that it has in the whole.
         index = jax.lax.broadcasted_iota(jnp.uint32, (*shape[: axis + 1], *(1,) * (len(shape) - axis - 1)), axis)
-        key = _scramble(key ^ index)
+        key = _hash_bits(key ^ index)
     return key

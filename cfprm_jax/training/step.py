@@ -102,8 +102,8 @@ def train_step(
         def add(carry: Any, numbered: tuple[jax.Array, PackedBatch]) -> tuple[Any, None]:
             (values, grads), (number, part) = carry, numbered
             new_values, new_grads = value_and_grad(state.params, part)
-            drawn = state.step * config.accumulation + number
-            return (jax.tree.map(jnp.add, values, new_values), optimizer.add_gradients(grads, new_grads, drawn)), None
+            grads = optimizer.add_gradients(grads, new_grads, state.step * config.accumulation + number)
+            return (jax.tree.map(jnp.add, values, new_values), grads), None
 
         parts = split_rows(batch, config.accumulation)
         shapes = jax.eval_shape(value_and_grad, state.params, jax.tree.map(lambda x: x[0], parts))
@@ -154,11 +154,13 @@ def jit_train_step(
     shardings: TrainState,
     mesh: Mesh,
     frozen_shardings: Any = None,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """The step compiled once for each shape of a batch; the state's memory is used again for the new state.
 
     Args:
       step: (state, batch), and with frozen_shardings (state, batch, frozen), of parameters that are not trained.
+      compiler_options: as in jax.jit.
     """
     frozen = () if frozen_shardings is None else (frozen_shardings,)
     return jax.jit(
@@ -166,11 +168,17 @@ def jit_train_step(
         in_shardings=(shardings, sharding.batch_shardings(mesh), *frozen),
         out_shardings=(shardings, sharding.replicated(mesh)),
         donate_argnums=0,
+        compiler_options=compiler_options,
     )
 
 
 def jit_eval_step(
-    forward: Forward, loss: Loss, param_shardings: Any, mesh: Mesh, frozen_shardings: Any = None
+    forward: Forward,
+    loss: Loss,
+    param_shardings: Any,
+    mesh: Mesh,
+    frozen_shardings: Any = None,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     """(params, batch) -> (z [trajectories, steps], total, count).
 
@@ -186,4 +194,5 @@ def jit_eval_step(
         step,
         in_shardings=(param_shardings, sharding.batch_shardings(mesh), *with_frozen),
         out_shardings=sharding.replicated(mesh),
+        compiler_options=compiler_options,
     )

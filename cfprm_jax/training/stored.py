@@ -1,23 +1,30 @@
-"""Reading what Orbax has stored: its many errors as one, its arrays compared by name, its loggers kept quiet."""
+"""Reading what Orbax has stored: its many errors as one, its arrays compared by name, its loggers kept quiet.
+
+An item of a checkpoint that is JSON is one file, {"sha256": ..., "content": ...}: it says itself whether it is whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
+import hashlib
+import json
 import logging
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from etils import epath
 
 from cfprm_jax.errors import UserError
+
+JSON_FILE = "metadata"
+"""Name of the file of a JSON item, in the folder of the item."""
 
 
 class DamagedError(UserError):
@@ -62,10 +69,40 @@ def unheard() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its checksum: what is written."""
+    return {"sha256": _digest(content), "content": content}
+
+
 def read_json(folder: pathlib.Path, item: str) -> dict[str, Any]:
-    """An item of a checkpoint that is one JSON object."""
-    with contextlib.closing(ocp.JsonCheckpointHandler()) as handler, damaged(folder):
-        return dict(handler.restore(epath.Path(folder / item)))
+    """An item of a checkpoint that is one JSON object.
+
+    Raises:
+      DamagedError: its file is missing, is no JSON, has no checksum, or another content than its checksum says.
+    """
+    path = folder / item / JSON_FILE
+    with damaged(folder):
+        try:
+            held = json.loads(path.read_text())
+        except ValueError as error:
+            raise DamagedError(f"checkpoint {folder} is damaged: {path}: {error}") from None
+    if not isinstance(held, dict) or held.keys() != {"sha256", "content"}:
+        raise DamagedError(f"checkpoint {folder} is damaged: {path} has no checksum")
+    if held["sha256"] != _digest(held["content"]):
+        raise DamagedError(f"checkpoint {folder} is damaged: {path} has changed: it does not fit its checksum")
+    return held["content"]
+
+
+def replace_json(folder: pathlib.Path, item: str, content: Mapping[str, Any]) -> None:
+    """Write an item of a complete checkpoint anew, at one stroke."""
+    path = folder / item / JSON_FILE
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(sealed(content)))
+    scratch.replace(path)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def described(tree: Any) -> dict[str, str]:

@@ -6,13 +6,21 @@ Nothing runs. The compilers are the real ones, so what does not fit or cannot be
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
 
 import pytest
 
 from cfprm_jax.config import LossConfig, OptimizerConfig
-from cfprm_jax.planning import ahead
+from cfprm_jax.planning import ahead, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.planning.shapes import known_backbone
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def _missing(*plugins: str) -> bool:
@@ -32,11 +40,11 @@ gpu = pytest.mark.skipif(
 tpu = pytest.mark.skipif(_missing("libtpu"), reason="no XLA compiler for TPUs: pip install '.[aot]'")
 
 
-def compile_for(accelerator: str, num_devices: int, model: str, mesh: str, rows: int, optimizer: str = "adamw"):
-    """The step of a model at length 2,048, bfloat16 compute, layers recomputed, trees of shared prefixes."""
+def job_for(num_devices: int, model: str, mesh: str, rows: int, optimizer: str = "adamw") -> ahead.Job:
+    """A model at length 2,048, bfloat16 compute, layers recomputed."""
     backbone = known_backbone(model)
     assert backbone is not None
-    job = ahead.Job(
+    return ahead.Job(
         backbone=backbone,
         head="linear",
         dtype="bfloat16",
@@ -49,6 +57,11 @@ def compile_for(accelerator: str, num_devices: int, model: str, mesh: str, rows:
         rows=rows,
         length=2048,
     )
+
+
+def compile_for(accelerator: str, num_devices: int, model: str, mesh: str, rows: int, optimizer: str = "adamw"):
+    """The step of a model, with the mask of prefix trees."""
+    job = job_for(num_devices, model, mesh, rows, optimizer)
     compiled = ahead.compile_step(job, ACCELERATORS[accelerator])
     memory = compiled.memory
     print(
@@ -58,7 +71,8 @@ def compile_for(accelerator: str, num_devices: int, model: str, mesh: str, rows:
     assert not compiled.refused
     assert memory.total <= usable(ACCELERATORS[accelerator], -1)
     assert compiled.aliased == compiled.donated > 0
-    return compiled, backbone.num_hidden_layers
+    assert memory.activations > 0 and memory.temporaries > 0
+    return compiled, job.backbone.num_hidden_layers
 
 
 def check_cudnn(compiled: ahead.Compiled, layers: int) -> None:
@@ -89,7 +103,49 @@ def test_7b_on_one_h100_under_64_gib() -> None:
     assert compiled.parameters == 7_070_622_721
     assert compiled.memory.total < 64 * GIB
     assert not compiled.collectives
+    assert compiled.memory.activations == 28 * 8 * 2048 * 3584 * 2  # each layer's input in bfloat16
     check_cudnn(compiled, layers)
+
+
+@gpu
+def test_the_state_of_7b_is_made_without_float32_masters_beside_it() -> None:
+    """With them it would be 66 GiB; the step needs more than the start in any case."""
+    job = job_for(1, "Qwen2.5-Math-7B", "data=1", 8, "adamw_compact")
+    begun = start.compile_start(job, ACCELERATORS["h100-80gb"])
+    print(f"start: {begun.total / GIB:.2f} GiB, {begun.what}")
+    state = ahead.state_bytes(job, ACCELERATORS["h100-80gb"])
+    largest_layer = 4 * 3584 * 18944
+    assert begun.total < state + 2.2 * largest_layer
+    assert begun.total < 41 * GIB
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("devices", "options", "most"),
+    [
+        (1, ["--mesh=data=1", "--rows=8", "--optimizer=adamw_compact"], 64),
+        (8, ["--mesh=data=1,fsdp=8", "--rows=32"], 24),
+    ],
+)
+def test_as_launch_sets_the_environment(devices: int, options: list[str], most: float, tmp_path: pathlib.Path) -> None:
+    """XLA's effort level and combined collectives, which are read when JAX starts."""
+    output = tmp_path / "plan.json"
+    command = [sys.executable, "-m", "cfprm_jax.plan", "--model=Qwen2.5-Math-7B", f"--num_devices={devices}"]
+    command += [*options, "--row_length=2048", "--suggest=0", f"--output={output}"]
+    source = f". launch/gpu_environment.sh && exec {shlex.join(command)}"
+    environment = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    done = subprocess.run(
+        ["bash", "-c", source], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    print(done.stdout)
+    figures = json.loads(output.read_text())
+    assert figures["environment"]["JAX_OPTIMIZATION_LEVEL"] == "O1"
+    assert "combine_threshold" in figures["environment"]["XLA_FLAGS"]
+    assert figures["memory"]["total"] < most * GIB
+    assert figures["aliased"] == figures["donated"]
+    backward = sum(n for name, n in figures["attention_kernels"].items() if "Backward" in name)
+    assert backward == 28
 
 
 @gpu
@@ -119,6 +175,19 @@ def test_72b_on_sixty_four_h100() -> None:
     compiled, layers = compile_for("h100-80gb", 64, "Qwen2.5-72B", "data=1,fsdp=64", 64)
     assert compiled.parameters > 71e9
     check_cudnn(compiled, layers)
+
+
+@gpu
+def test_7b_on_one_a100() -> None:
+    compiled, layers = compile_for("a100-80gb", 1, "Qwen2.5-Math-7B", "data=1", 8, "adamw_compact")
+    assert compiled.memory.total < 64 * GIB
+    check_cudnn(compiled, layers)
+
+
+@tpu
+def test_7b_on_v5e_16() -> None:
+    compiled, layers = compile_for("v5e", 16, "Qwen2.5-Math-7B", "data=1,fsdp=16", 32)
+    check_pallas(compiled, layers)
 
 
 @tpu

@@ -182,10 +182,10 @@ def test_every_device_computes_its_own_rows_and_heads(backend):
         np.testing.assert_allclose(one, many, rtol=1e-5, atol=1e-6)
 
 
-def test_blocks_keep_nothing_that_grows_with_the_square():
+def test_blockwise_keeps_nothing_that_grows_with_the_square():
     q, k, v = inputs(0, 1, 2048, 4, 2, 8)
     end = jnp.full((1, 2048), 2048)
-    gradients = jax.jit(jax.grad(lambda *args: attention(*args, end, "blocks").sum(), argnums=(0, 1, 2)))
+    gradients = jax.jit(jax.grad(lambda *args: attention(*args, end, "blockwise").sum(), argnums=(0, 1, 2)))
     needed = gradients.lower(q, k, v).compile().memory_analysis().temp_size_in_bytes
     assert needed < 0.1 * 4 * 4 * 2048**2  # the logits of four heads, float32
 
@@ -203,11 +203,11 @@ SHAPE = {"heads": 28, "kv_heads": 4, "head_dim": 128}
 @pytest.mark.parametrize(
     ("platform", "dtype", "expected"),
     [
-        ("cpu", "bfloat16", "blocks"),
-        ("cpu", "float32", "blocks"),
+        ("cpu", "bfloat16", "blockwise"),
+        ("cpu", "float32", "blockwise"),
         ("gpu", "bfloat16", "cudnn"),
         ("cuda", "bfloat16", "cudnn"),
-        ("gpu", "float32", "blocks"),
+        ("gpu", "float32", "blockwise"),
         ("tpu", "bfloat16", "pallas"),
         ("tpu", "float32", "pallas"),
     ],
@@ -221,7 +221,7 @@ def test_auto_takes_what_suits_the_platform(platform, dtype, expected):
 @pytest.mark.parametrize(
     ("backend", "platform", "dtype", "change", "says"),
     [
-        ("flash", "cpu", "float32", {}, "'flash' is not among: auto, xla, blocks, cudnn, pallas"),
+        ("flash", "cpu", "float32", {}, "'flash' is not among: auto, xla, blockwise, cudnn, pallas"),
         ("cudnn", "cpu", "bfloat16", {}, "--attention=cudnn is for NVIDIA GPUs, and this runs on cpu"),
         ("cudnn", "tpu", "bfloat16", {}, "--attention=cudnn is for NVIDIA GPUs, and this runs on tpu"),
         ("cudnn", "gpu", "float32", {}, "--attention=cudnn computes in bfloat16, not float32"),
@@ -252,6 +252,6 @@ def test_the_mesh_says_for_which_platform():
 @pytest.mark.parametrize("name", ["auto", "flash"])
 def test_unresolved_or_unknown_backend_is_refused(name):
     q, k, v = inputs(0, 1, 4, 1, 1, 4)
-    with pytest.raises(UserError, match=f"'{name}' is not among: xla, blocks, cudnn, pallas"):
+    with pytest.raises(UserError, match=f"'{name}' is not among: xla, blockwise, cudnn, pallas"):
         attention(q, k, v, jnp.full((1, 4), 4), name)
     assert set(BACKENDS) | {"auto"} == set(ATTENTIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -42,6 +43,15 @@ def test_the_target_says_what_the_table_does(name: str) -> None:
     assert f"device_memory_size: {gpu.memory} " in text
     assert f'device_description_str: "{gpu.name}"' in text
     assert peak_flops(gpu.name)  # so that MFU is known there
+
+
+def test_an_h800_is_an_h100_and_an_h200_one_with_more_memory() -> None:
+    """So that what is compiled for one holds for the others."""
+    h100 = ACCELERATORS["h100-80gb"]
+    for name in ("h800-80gb", "h200"):
+        other = ACCELERATORS[name]
+        assert dataclasses.replace(other, name=h100.name, memory=h100.memory, bandwidth=h100.bandwidth) == h100
+    assert ACCELERATORS["h800-80gb"].memory == h100.memory
 
 
 def test_usable() -> None:

@@ -35,6 +35,22 @@ TEXT = """HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {1}:
   ROOT %less = pred[] constant(true)
 }
 
+%called (q: bf16[4,8]) -> bf16[4,8] {
+  %q = bf16[4,8]{1,0} parameter(0)
+  ROOT %swap = bf16[4,8]{1,0} all-to-all(%q), channel_id=5, dimensions={0}
+}
+
+%first (r: bf16[4,8]) -> bf16[4,8] {
+  %r = bf16[4,8]{1,0} parameter(0)
+  ROOT %same = bf16[4,8]{1,0} call(%r), to_apply=%called
+}
+
+%second (s: bf16[4,8]) -> bf16[4,8] {
+  %s = bf16[4,8]{1,0} parameter(0)
+  %k = f32[2]{0} custom-call(%s), custom_call_target="in_a_branch"
+  ROOT %n = bf16[4,8]{1,0} negate(%s)
+}
+
 ENTRY %main (p0: bf16[4,8], p1: s32[]) -> bf16[4,8] {
   %p0 = bf16[4,8]{1,0} parameter(0)
   %p1 = s32[] parameter(1)
@@ -42,6 +58,9 @@ ENTRY %main (p0: bf16[4,8], p1: s32[]) -> bf16[4,8] {
   %loop = (s32[], bf16[4,8]{1,0}) while(%init), condition=%cond, body=%body, b={"known_trip_count":{"n":"28"}}
   %k = f32[2]{0} custom-call(%p0), custom_call_target="tpu_custom_call", m={op_name="jit(f)/splash_fwd/pallas_call"}
   %perm = ((bf16[4,8]{1,0}), bf16[4,8]{1,0}) collective-permute-start(%p0), channel_id=4
+  %kept = bf16[4,8]{1,0} call(%p0), to_apply=%called, frontend_attributes={inlineable="false"}
+  %either = bf16[4,8]{1,0} conditional(%p1, %p0, %p0), branch_computations={%first, %second}
+  %several = bf16[4,8]{1,0} async-start(%p0), called_computations={%first, %second}
   ROOT %out = bf16[4,8]{1,0} get-tuple-element(%loop), index=1
 }
 """
@@ -62,9 +81,18 @@ def test_a_loop_counts_as_often_as_it_runs() -> None:
         "all-gather": Collective(28, 28 * 16 * 8 * 2),  # what it gives, not what it was given
         "reduce-scatter": Collective(28, 28 * 16 * 8 * 2),  # what it takes
         "all-reduce": Collective(28, 28 * 8 * 4),
+        "all-to-all": Collective(3, 3 * 4 * 8 * 2),
         "collective-permute": Collective(1, 4 * 8 * 2),
     }
-    assert list(program.collectives()) == ["all-gather", "reduce-scatter", "all-reduce", "collective-permute"]
+    assert list(program.collectives())[:3] == ["all-gather", "reduce-scatter", "all-reduce"]
+
+
+def test_calls_and_branches_are_followed() -> None:
+    """A call by itself, in a branch, and in a list; what a reduction does to two numbers is not counted."""
+    runs = Program(TEXT).runs
+    assert (runs["called"], runs["first"], runs["second"]) == (3, 2, 2)
+    assert runs["add"] == 0
+    assert Program(TEXT).kernels()["in_a_branch"] == 2
 
 
 def test_a_loop_whose_count_stands_in_its_condition() -> None:
@@ -81,8 +109,8 @@ def test_a_loop_whose_count_stands_in_its_condition() -> None:
 
 def test_kernels() -> None:
     program = Program(TEXT)
-    assert program.kernels() == {"__cudnn$fmhaSoftmax": 28, "splash_fwd": 1}
-    assert program.attention_kernels() == program.kernels()
+    assert program.kernels() == {"__cudnn$fmhaSoftmax": 28, "splash_fwd": 1, "in_a_branch": 2}
+    assert program.attention_kernels() == {"__cudnn$fmhaSoftmax": 28, "splash_fwd": 1}
 
 
 def test_aliases() -> None:

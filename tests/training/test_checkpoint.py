@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.training import checkpoint, retention, step
+from cfprm_jax.training import checkpoint, retention, step, stored
 
 
 def abstract(setup, state: step.TrainState) -> step.TrainState:
@@ -37,13 +37,13 @@ def test_restores_onto_any_mesh(setup, batch, checkpoints, optimizer: str) -> No
     checkpoints.wait()
     for mesh, devices in (("data=2,tensor=2", 4), ("data=1", 1), ("fsdp=8", 8)):
         other = setup(mesh, devices, optimizer=optimizer)
-        restored = checkpoints.restore(1, abstract(other, state))
+        restored = checkpoints.restore_newest(abstract(other, state))
         assert isinstance(restored.state, step.TrainState)
         jax.tree.map(np.testing.assert_array_equal, restored.state, kept)
         kernel = restored.state.opt_state["mix"]["kernel"].second
         assert kernel.sharding == other.param_shardings["mix"]["kernel"]
         assert restored.data == {"next": 1}
-    assert checkpoints.meta(1)["fingerprint"] == {"a": 1}
+        assert restored.meta["fingerprint"] == {"a": 1}
 
 
 def test_keeps_the_newest(setup, checkpoints) -> None:
@@ -68,7 +68,7 @@ def test_every_difference_is_listed(setup, checkpoints) -> None:
     del expected.params["mix"]["bias"]
     expected.params["embedding"] = jax.ShapeDtypeStruct((64, 8), jnp.bfloat16, sharding=kernel.sharding)
     with pytest.raises(UserError) as error:
-        checkpoints.restore(5, expected)
+        checkpoints.restore_newest(expected)
     for text in (
         "params/mix/kernel: expected float32 [16, 9], found float32 [16, 8]",
         "params/mix/more: expected float32 [16, 8], found nothing",
@@ -104,10 +104,10 @@ def test_a_damaged_checkpoint_is_named(setup, tmp_path) -> None:
         checkpoints.wait()
         (checkpoints.directory / "1" / "state" / "_METADATA").write_text("{")
         with pytest.raises(UserError, match=r"checkpoints/1 is damaged: "):
-            checkpoints.restore(1, abstract(s, state))
+            checkpoints.restore_newest(abstract(s, state))
         (checkpoints.directory / "1" / "meta" / "metadata").unlink()
         with pytest.raises(UserError, match=r"checkpoints/1 is damaged: "):
-            checkpoints.meta(1)
+            checkpoint.read_meta(tmp_path, 1)
 
 
 def largest_file(folder):
@@ -126,6 +126,21 @@ def cut_off(folder):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def rewrite(folder, item, change):
+    """A JSON item whose text is changed."""
+    path = folder / item / "metadata"
+    before = path.read_text()
+    path.write_text(change(before))
+    assert path.read_text() != before
+
+
+def without_a_checksum(folder):
+    """Of one array, in a meta that is whole."""
+    meta = stored.read_json(folder, "meta")
+    del meta["checksums"]["step"]
+    stored.replace_json(folder, "meta", meta)
+
+
 DAMAGES = {
     "a flipped bit": flip_a_bit,
     "a file cut off": cut_off,
@@ -134,6 +149,25 @@ DAMAGES = {
     "other metadata": lambda folder: (folder / "state" / "_METADATA").write_text("{}"),
     "no meta": lambda folder: (folder / "meta" / "metadata").write_text('{"a": '),
     "no position": lambda folder: (folder / "data" / "metadata").unlink(),
+    "another position": lambda folder: rewrite(folder, "data", lambda text: text.replace('"next": 2', '"next": 3')),
+    "a position of no checksum": lambda folder: rewrite(folder, "data", lambda text: '{"next": 2}'),
+    "a checksum cut off": lambda folder: rewrite(folder, "data", lambda text: '{"sha256": "", "content": {"next": 2}}'),
+    "another metric": lambda folder: rewrite(folder, "meta", lambda text: text.replace("0.8", "0.9")),
+    "meta that is a list": lambda folder: rewrite(folder, "meta", lambda text: "[1]"),
+    "an array of no checksum": without_a_checksum,
+}
+
+
+# What the line says, beside the checkpoint.
+NAMED = {
+    "no meta": "/checkpoints/2/meta/metadata: ",
+    "no position": "/checkpoints/2/data/metadata",
+    "another position": "/checkpoints/2/data/metadata has changed",
+    "a position of no checksum": "/checkpoints/2/data/metadata has no checksum",
+    "another metric": "/checkpoints/2/meta/metadata has changed",
+    "meta that is a list": "/checkpoints/2/meta/metadata has no checksum",
+    "an array of no checksum": "/checkpoints/2/meta/metadata has no checksum of some of: step",
+    "a flipped bit": "",
 }
 
 
@@ -162,8 +196,53 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(setup, two_saved, tmp_
     assert (restored.step, restored.data, restored.meta["name"]) == (1, {"next": 1}, "one")
     jax.tree.map(np.testing.assert_array_equal, restored.state, first)
     (line,) = said
+    if named := NAMED.get(damage):
+        assert named in line.replace(str(tmp_path), "")
     assert "checkpoints/2" in line and line.endswith(f"it is set aside as {checkpoints.directory / '2.damaged'}")
     assert checkpoint.newest(tmp_path / "run") == 1
+
+
+def test_every_file_that_is_read_is_covered(setup, two_saved, tmp_path) -> None:
+    """A byte changed in the middle of any file of a checkpoint is seen, or changes nothing of what is restored."""
+    directory, first = two_saved
+    folder = directory / "checkpoints" / "1"
+    unseen = []
+    for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        run = tmp_path / str(number)
+        shutil.copytree(folder, run / "checkpoints" / "1")
+        changed = run / "checkpoints" / "1" / path.relative_to(folder)
+        raw = bytearray(changed.read_bytes())
+        if not raw:
+            continue
+        raw[len(raw) // 2] ^= 1
+        changed.write_bytes(raw)
+        with contextlib.closing(checkpoint.Checkpoints(run, keep=2)) as checkpoints:
+            try:
+                restored = checkpoints.restore_newest(abstract(setup(), first))
+            except UserError:
+                continue
+        unseen.append(str(path.relative_to(folder)))
+        jax.tree.map(np.testing.assert_array_equal, restored.state, first)
+        assert (restored.data, restored.meta["name"]) == ({"next": 1}, "one")
+    # Only marks and notes of Orbax's, whose content nothing depends on.
+    assert not [name for name in unseen if name.startswith("state/d/") or name in ("data/metadata", "meta/metadata")]
+
+
+def test_an_evaluation_that_comes_later(setup, tmp_path) -> None:
+    """It is in the checkpoint as if it had been there from the start, and counts for which one is best."""
+    state = setup().init()
+    with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1, keep_best="auroc")) as checkpoints:
+        checkpoints.save(1, state, {}, {"name": "a", "metrics": {"auroc": 0.6}})
+        checkpoints.save(2, state, {}, {"name": "b", "metrics": None})
+        checkpoints.wait()
+        before = checkpoint.read_meta(tmp_path, 2)
+        checkpoints.add_evaluation(2, {"auroc": 0.7})
+        assert checkpoint.read_meta(tmp_path, 2) == before | {"metrics": {"auroc": 0.7}}
+        assert checkpoint.locate(tmp_path / "best") == (tmp_path, 2)
+        assert not checkpoints.improves({"auroc": 0.65})
+        checkpoints.save(3, state, {}, {"metrics": None})
+    assert retention.complete(tmp_path / "checkpoints") == [2, 3]
+    assert not list((tmp_path / "checkpoints" / "2" / "meta").glob("*.new"))
 
 
 def test_nothing_is_set_aside_when_none_is_whole(setup, two_saved, tmp_path) -> None:
@@ -174,8 +253,6 @@ def test_nothing_is_set_aside_when_none_is_whole(setup, two_saved, tmp_path) -> 
     checkpoints = checkpoint.Checkpoints(tmp_path / "run", keep=2)
     with pytest.raises(UserError, match=r"checkpoints/2 is damaged: .*; checkpoint .*checkpoints/1 is damaged: "):
         checkpoints.restore_newest(abstract(setup(), first))
-    with pytest.raises(UserError, match=r"checkpoints/2 is damaged: "):
-        checkpoints.restore(2, abstract(setup(), first))
     assert retention.complete(tmp_path / "run" / "checkpoints") == [1, 2]
 
 

@@ -178,6 +178,22 @@ def test_a_signal_to_one_stops_both_at_one_step(tiny, two, candidates) -> None:
     same_result(two[0], run)
 
 
+@pytest.mark.parametrize(("line", "saved"), [("model", False), ("done", True)])
+def test_a_signal_to_one_ends_both_where_nothing_is_left_to_save(tiny, candidates, line: str, saved: bool) -> None:
+    """Before the first step and in Best-of-N: the first, which did not get it, says it, and only once."""
+    run = tiny.directory / f"ended_{line}"
+    options = {**OPTIONS, "max_steps": 2, "preemption_exit_code": 75}
+    first, second = tiny.start_two([*tiny.arguments(run.name, **options), candidates])
+    said = [next(text for text in first.stdout if text.startswith(line))]
+    second.send_signal(signal.SIGTERM)
+    said.append(first.stdout.read())
+    assert (first.wait(60), second.wait(60)) == (75, 75)
+    told = f"step 2 is saved; resume with: python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
+    expected = f"stopped by SIGTERM; {told if saved else 'no step is saved yet'}"
+    assert "".join(said).count("stopped by SIGTERM") == 1 and expected in said[-1]
+    assert "stopped by" not in second.stdout.read()
+
+
 def ended(process: subprocess.Popen, seconds: float) -> tuple[int, str]:
     """Exit status and output of a process that must end by itself within so many seconds."""
     try:
@@ -228,6 +244,51 @@ def test_one_that_is_killed_ends_the_other(tiny) -> None:
     processes[1].communicate()
 
 
+SLOW = """
+import sys, time
+from cfprm_jax.config import DistributedConfig
+from cfprm_jax.training import distributed
+
+port, index = sys.argv[1:]
+config = DistributedConfig(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=int(index), wait_timeout=1)
+with distributed.session(config, "cpu") as processes:
+    processes.barrier()
+    processes.share(lambda: time.sleep(60))
+"""
+
+
+def start_pair(tiny, script: str, *arguments: str, devices: int = 1) -> list[subprocess.Popen]:
+    """Two processes of a script that takes the coordinator's port and its own index."""
+    port = str(free_port())
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", script, port, str(i), *arguments],
+            env=tiny.environment(devices),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+
+
+def test_one_that_lives_but_is_not_done_is_not_waited_for_for_ever(tiny) -> None:
+    (status, text), (other_status, _) = (ended(process, 150) for process in start_pair(tiny, SLOW))
+    assert (status, other_status) == (2, 2)
+    assert "error: process 1 of 2: waited for process 0 for --wait_timeout=1 seconds, and it is not done" in text
+
+
+def test_a_process_that_waits_for_the_others_to_come_ends_by_a_signal(tiny) -> None:
+    given = [*tiny.arguments("lonely"), f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--process_id=1"]
+    process = tiny.start([*given, "--preemption_exit_code=75"])
+    time.sleep(8)  # what it takes to come to that
+    process.send_signal(signal.SIGTERM)
+    status, text = ended(process, 60)
+    assert status == 75
+    assert "Traceback" not in text
+
+
 RESTORE = """
 import sys
 import jax, numpy as np
@@ -265,19 +326,8 @@ def test_a_checkpoint_of_eight_devices_in_two_processes(setup, batch, tiny, tmp_
     checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
     checkpoints.save(1, state, {"next": 1}, {})
     checkpoints.close()
-    out, port = tmp_path / "restored.npz", free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RESTORE, str(port), str(i), str(tmp_path), str(out)],
-            env=tiny.environment(devices=2),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    for process in processes:
+    out = tmp_path / "restored.npz"
+    for process in start_pair(tiny, RESTORE, str(tmp_path), str(out), devices=2):
         finish(process)
     import orbax.checkpoint as ocp
 

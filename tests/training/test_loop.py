@@ -20,6 +20,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.training import checkpoint, loop
 from cfprm_jax.training.distributed import StopVote
 from cfprm_jax.training.metrics import MEASURED, MetricLog, Progress
+from cfprm_jax.training.signals import StopSignal
 
 EVALUATION = {
     "loss": 0.5,
@@ -52,11 +53,18 @@ class Batches:
         return {"next": self.next}
 
 
+def shapes(s):
+    return jax.tree.map(lambda x, h: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=h), s.init(), s.shardings)
+
+
 @pytest.fixture
 def drive(setup, batch, tmp_path):
-    """Run the loop in tmp_path; returns (outcome, rows of metrics.jsonl, steps saved, text shown)."""
+    """Run the loop in tmp_path, anew or from the newest checkpoint as train does.
 
-    def run(batches, start=0, state=None, evaluate=lambda params, stop: None, stop=None, evaluated=True, **options):
+    Returns (outcome, rows of metrics.jsonl, steps saved, text shown).
+    """
+
+    def run(batches, evaluate=None, stop=lambda: False, resume=False, **options):
         s = setup(num_steps=6)
         stream = io.StringIO()
         job = loop.Job(
@@ -72,11 +80,15 @@ def drive(setup, batch, tmp_path):
         with contextlib.ExitStack() as stack:
             opened = checkpoint.Checkpoints(tmp_path, job.config.keep_checkpoints, job.config.keep_best)
             checkpoints = stack.enter_context(contextlib.closing(opened))
-            log = stack.enter_context(contextlib.closing(MetricLog(tmp_path, start)))
-            progress = Progress(stream, start, 6, 2)
-            state = s.init() if state is None else state
-            stop = stop or (lambda: False)
-            outcome = loop.train(job, state, start, batches, checkpoints, log, progress, stop, evaluated)
+            state, start, evaluated = s.init(), 0, True
+            if resume:
+                restored = checkpoints.restore_newest(shapes(s))
+                state, start, evaluated = restored.state, restored.step, restored.meta["metrics"] is not None
+                batches.next = restored.data["next"]
+            log = stack.enter_context(contextlib.closing(MetricLog(tmp_path, start, evaluated)))
+            outcome = loop.train(
+                job, state, start, batches, checkpoints, log, Progress(stream, start, 6, 2), stop, evaluated
+            )
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
         return outcome, rows, saved, stream.getvalue()
@@ -84,7 +96,18 @@ def drive(setup, batch, tmp_path):
     return run
 
 
-def test_runs_to_the_end(drive, batch) -> None:
+@pytest.fixture
+def restore(setup, tmp_path):
+    """The newest checkpoint in tmp_path."""
+
+    def newest():
+        with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=9)) as checkpoints:
+            return checkpoints.restore_newest(shapes(setup(num_steps=6)))
+
+    return newest
+
+
+def test_runs_to_the_end(drive, batch, restore) -> None:
     seen = []
 
     def evaluate(params, stop):
@@ -95,8 +118,10 @@ def test_runs_to_the_end(drive, batch) -> None:
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
     assert saved == [2, 4, 6]
-    assert (outcome.step, outcome.stopped, outcome.evaluation) == (6, False, EVALUATION)
-    jax.tree.map(np.testing.assert_array_equal, seen[-1], outcome.state.params)
+    assert outcome == (6, True)
+    newest = restore()
+    assert newest.meta["metrics"] == EVALUATION
+    jax.tree.map(np.testing.assert_array_equal, seen[-1], newest.state.params)
     assert text.count("held-out loss 0.5000") == 2
     assert "step 6/6  C=2" in text
     assert rows[0]["stage"] == 1
@@ -105,51 +130,72 @@ def test_runs_to_the_end(drive, batch) -> None:
     assert rows[0]["mfu"] is rows[0]["memory_in_use"] is None
 
 
-def test_stops_and_goes_on_to_the_same_end(drive, batch, setup, tmp_path) -> None:
+def test_stops_and_goes_on_to_the_same_end(drive, batch, restore, tmp_path) -> None:
     """SIGTERM during step 3 saves step 3; from there the rest gives what an undisturbed run gives, bit for bit."""
-    expected, whole_rows, _, _ = drive(Batches(batch))
-    kept = jax.tree.map(np.asarray, expected.state)
+    _, whole_rows, _, _ = drive(Batches(batch))
+    expected = jax.tree.map(np.asarray, restore().state)
     shutil.rmtree(tmp_path)
-    with loop.StopSignal().installed() as asked:
+    with StopSignal().installed() as asked:
         kill = Batches(batch, before=lambda k: os.kill(os.getpid(), signal.SIGTERM) if k == 2 else None)
         outcome, _, saved, _ = drive(kill, stop=StopVote(asked, jax.devices()[:1], 1), checkpoint_every=100)
-    assert (outcome.step, outcome.stopped) == (3, True)
+    assert outcome == (3, False)
     assert 3 in saved
-    s = setup(num_steps=6)
-    with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=9)) as checkpoints:
-        shapes = jax.tree.map(lambda x, h: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=h), kept, s.shardings)
-        restored = checkpoints.restore(3, shapes)
-    rest = Batches(batch)
-    rest.next = restored.data["next"]
-    outcome, rows, _, _ = drive(rest, start=3, state=restored.state, checkpoint_every=100)
-    jax.tree.map(np.testing.assert_array_equal, outcome.state, kept)
+    outcome, rows, _, _ = drive(Batches(batch), resume=True, checkpoint_every=100)
+    assert outcome == (6, True)
+    jax.tree.map(np.testing.assert_array_equal, restore().state, expected)
     for row in rows + whole_rows:
         for name in MEASURED:
             row.pop(name, None)
     assert rows == whole_rows
 
 
-def test_a_stop_ends_an_evaluation(drive, batch) -> None:
-    stop = loop.StopSignal()
+@pytest.mark.parametrize("at", [3, 6])
+def test_an_evaluation_that_a_stop_ends_is_made_up(drive, batch, restore, tmp_path, at: int) -> None:
+    """At the last step too; cut again it comes again; whole it is in the checkpoint, and counts as the best."""
+    stop = StopSignal()
 
-    def evaluate(params, asked):
+    def cut(params, asked):
+        if (tmp_path / "metrics.jsonl").read_text().count('"loss"') < at:
+            return EVALUATION
         stop.received = signal.SIGTERM
         assert asked()
+        return None
 
+    def go_on(evaluate, stopping):
+        return drive(Batches(batch), evaluate, stopping, resume=True, **options)
+
+    options = {"eval_every": 3, "keep_best": "auroc"}
     vote = StopVote(stop, jax.devices()[:1], 1)
-    outcome, rows, saved, _ = drive(Batches(batch), evaluate=evaluate, eval_every=3, stop=vote)
-    assert outcome.stopped
-    assert saved == [2, 3]
-    assert len(rows) == 3
+    outcome, rows, saved, _ = drive(Batches(batch), evaluate=cut, stop=vote, **options)
+    assert outcome == (at, False)
+    assert at in saved and restore().meta["metrics"] is None
+    assert [row["step"] for row in rows if "eval_loss" in row] == [3][: at // 6]
+    outcome, _, _, _ = go_on(cut, vote)
+    assert outcome == (at, False)
+    better = {**EVALUATION, "auroc": 0.97}
+    stop.received = None
+    asked = iter([signal.SIGTERM])
+    outcome, _, saved, _ = go_on(lambda params, stop: better, lambda: next(asked) is not None)
+    assert outcome == (at, at == 6)  # told to stop after it
+    assert max(saved) == at and restore().meta["metrics"] == better
+    assert checkpoint.locate(tmp_path / "best") == (tmp_path, at)
+    outcome, rows, _, _ = go_on(lambda params, stop: EVALUATION, lambda: False)
+    assert outcome == (6, True)
+    assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
+    assert checkpoint.locate(tmp_path / "best") == (tmp_path, at)
 
 
-@pytest.mark.parametrize("start", [3, 6])
-def test_an_evaluation_that_a_stop_ended_comes_first_after_a_resume(drive, batch, start: int) -> None:
-    rest = Batches(batch)
-    rest.next = start
-    _, rows, _, _ = drive(rest, start, evaluate=lambda params, stop: EVALUATION, evaluated=False, eval_every=3)
-    assert [row["step"] for row in rows if "eval_loss" in row] == sorted({start, 6})
-    assert rows[0]["step"] == start
+def test_one_that_a_kill_ended_before_the_checkpoint_had_it_is_there_once(drive, batch, monkeypatch) -> None:
+    drive(Batches(batch), evaluate=lambda params, stop: None)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint.Checkpoints, "add_evaluation", killed)
+        drive(Batches(batch), lambda params, stop: EVALUATION, resume=True)
+    _, rows, _, _ = drive(Batches(batch), lambda params, stop: EVALUATION, resume=True)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6]
 
 
 def test_the_best_is_saved_at_its_evaluation_and_stays(drive, batch, tmp_path) -> None:
@@ -180,13 +226,6 @@ def test_a_save_that_fails_in_the_background_ends_the_run(drive, batch, monkeypa
     monkeypatch.setattr(checkpoint.Checkpoints, "check", fail)
     with pytest.raises(UserError, match="cannot write checkpoint"):
         drive(Batches(batch, before=done.append), checkpoint_every=100)
-
-
-def test_handler_is_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with loop.StopSignal().installed() as stop:
-        assert stop() is None
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_loss_that_is_not_finite(drive, batch, tmp_path) -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.training.metrics import MetricLog, Progress, SilentLog, duration, truncate
+from cfprm_jax.training.metrics import EVALUATION, MetricLog, Progress, SilentLog, duration, truncate
 
 VALUES = {"granularity": 2, "loss": 0.51234, "step_accuracy": 0.75, "learning_rate": 1.5e-6}
 
@@ -30,6 +30,21 @@ def test_log_and_resume(tmp_path) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[1] == {"step": 2, "loss": 0.5, "nothing": None}
     assert rows[2]["loss"] == 30.0
+
+
+def test_an_evaluation_that_is_to_come_again_goes(tmp_path) -> None:
+    """The one of the step that is gone on after, not those before it, and not the step itself."""
+    log = MetricLog(tmp_path, 0)
+    for step in (1, 2, 3):
+        log.write(step, {"loss": 0.5})
+        log.write(step, {"loss": 0.25}, prefix=EVALUATION)
+    log.close()
+    MetricLog(tmp_path, 2).close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"step": s, name: v} for s in (1, 2) for name, v in (("loss", 0.5), ("eval_loss", 0.25))]
+    MetricLog(tmp_path, 2, evaluated=False).close()
+    again = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert again == rows[:-1]
 
 
 def test_truncate_of_nothing(tmp_path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfprm_jax.training import slots
-from cfprm_jax.training.slots import Compact, Draw, Moments
+from cfprm_jax.training.slots import Compact, Moments, RoundingKey
 
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50)
 
@@ -110,15 +110,16 @@ def test_no_gradients_leave_the_range_of_ratios(b1: float, b2: float, seed: int)
 def test_a_slow_average_does_not_stand_still() -> None:
     """b2 = 0.999 for 1,000 steps from v = 1 towards 2: to nearest in steps of an eighth, nothing would ever move."""
     held = Compact.of(0.9, 0.999)
-    place = slots.places("w", (64, 64))
-    param, slot = held.hold(jnp.zeros((64, 64)))
+    element = slots.element_hash("w", (64, 64))
+    param, slot = held.init(jnp.zeros((64, 64)))
     param, slot = held.store(
-        Moments(jnp.zeros((64, 64)), jnp.zeros((64, 64)), jnp.ones((64, 64))), Draw(jnp.int32(0), place)
+        Moments(jnp.zeros((64, 64)), jnp.zeros((64, 64)), jnp.ones((64, 64))), RoundingKey(jnp.int32(0), element)
     )
 
     def one(carry, k):
         old = held.load(*carry)
-        return held.store(Moments(old.master, old.first, 0.999 * old.second + 0.001 * 2.0), Draw(k, place)), None
+        moments = Moments(old.master, old.first, 0.999 * old.second + 0.001 * 2.0)
+        return held.store(moments, RoundingKey(k, element)), None
 
     (param, slot), _ = jax.jit(lambda carry: jax.lax.scan(one, carry, jnp.arange(1, 1001)))((param, slot))
     found = np.asarray(held.load(param, slot).second)
@@ -134,34 +135,34 @@ def test_the_first_moment_survives_the_second_ones_rounding() -> None:
     first = jnp.asarray(rng.normal(size=(32, 256)), jnp.float32)
     second = jnp.asarray(np.exp(rng.uniform(-1, 3, (32, 256))), jnp.float32)
     old = Moments(jnp.ones((32, 256)), first, second)
-    back = held.load(*held.store(old, Draw(jnp.int32(7), slots.places("w", (32, 256)))))
+    back = held.load(*held.store(old, RoundingKey(jnp.int32(7), slots.element_hash("w", (32, 256)))))
     allowed = (np.abs(first) + held.smallest * np.sqrt(second) * 1.1) / 16
     assert (np.abs(back.first - first) <= allowed * 1.01).all()
 
 
-def test_places_differ_and_are_those_of_the_whole() -> None:
-    whole = np.asarray(slots.places("w", (5, 6, 7)))
+def test_hashes_of_elements_differ_and_are_those_of_the_whole() -> None:
+    whole = np.asarray(slots.element_hash("w", (5, 6, 7)))
     assert len(np.unique(whole)) == whole.size
     for layer in range(5):
-        np.testing.assert_array_equal(slots.places("w", (6, 7), jnp.int32(layer)), whole[layer])
-    assert len(np.intersect1d(whole, slots.places("v", (5, 6, 7)))) == 0
+        np.testing.assert_array_equal(slots.element_hash("w", (6, 7), jnp.int32(layer)), whole[layer])
+    assert len(np.intersect1d(whole, slots.element_hash("v", (5, 6, 7)))) == 0
     # Each bit is set half of the time, also along a single row.
-    row = np.asarray(slots.places("w", (1, 4096)))
+    row = np.asarray(slots.element_hash("w", (1, 4096)))
     share = np.unpackbits(row.view(np.uint8)).reshape(-1, 32).mean(0)
     assert np.abs(share - 0.5).max() < 0.05
 
 
 def test_six_bytes() -> None:
-    param, slot = Compact.of(0.9, 0.999).hold(jnp.zeros((8, 3584)))
+    param, slot = Compact.of(0.9, 0.999).init(jnp.zeros((8, 3584)))
     held = sum(x.nbytes for x in jax.tree.leaves((param, slot)))
     assert held == pytest.approx(6 * param.size, rel=1e-3)
 
 
-def test_no_rounding_at_random_loses_what_is_not_finite() -> None:
+def test_stochastic_rounding_loses_nothing_that_is_not_finite() -> None:
     """NVIDIA's NaN has all bits set, x86's has few; the sum of gradients must stay what the finite check refuses."""
     bits = jnp.repeat(jnp.asarray([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001], jnp.uint32), 1000)
-    draw = Draw(jnp.int32(3), uniform(bits.shape))
+    key = RoundingKey(jnp.int32(3), uniform(bits.shape))
     nan = jax.lax.bitcast_convert_type(bits, jnp.float32)
-    assert jnp.isnan(slots.round_at_random(nan, draw)).all()
+    assert jnp.isnan(slots.stochastic_round(nan, key)).all()
     infinite = jnp.where(bits >> 31 > 0, -jnp.inf, jnp.inf)
-    np.testing.assert_array_equal(slots.round_at_random(infinite, draw), infinite)
+    np.testing.assert_array_equal(slots.stochastic_round(infinite, key), infinite)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from cfprm_jax.config import ATTENTIONS
 from cfprm_jax.errors import UserError
 from cfprm_jax.models.activations import Placement, unconstrained
-from cfprm_jax.models.attention import blocks, cudnn, xla
+from cfprm_jax.models.attention import blockwise, cudnn, xla
 from cfprm_jax.models.attention.visibility import visible
 
 __all__ = ["BACKENDS", "attention", "resolve", "visible"]
@@ -33,8 +33,8 @@ def resolve(
     """The backend that --attention stands for on a platform.
 
     Args:
-      backend: what --attention says. "auto" is cudnn on a GPU in bfloat16, pallas on a TPU, and blocks for the rest,
-        or xla on a CPU where the heads are split unevenly.
+      backend: what --attention says. "auto" is cudnn on a GPU in bfloat16, pallas on a TPU, and blockwise for the
+        rest, or xla on a CPU where the heads are split unevenly.
       platform: of the devices that the computation is compiled for, which may not be this machine's.
       dtype: "bfloat16" or "float32", of the products.
       heads, kv_heads, head_dim: of the network.
@@ -54,7 +54,7 @@ def resolve(
             chosen = "cudnn"
         else:
             # On a GPU xla would hold the logits in memory, so that uneven heads are refused below instead.
-            chosen = "xla" if uneven and platform == "cpu" else "blocks"
+            chosen = "xla" if uneven and platform == "cpu" else "blockwise"
     if chosen == "xla":
         return chosen
     if chosen == "cudnn":
@@ -102,8 +102,8 @@ def attention(
     if backend not in BACKENDS:
         raise UserError(f"attention: {backend!r} is not among: {', '.join(BACKENDS)}")
     queries, keys = ("rows", "length", "heads", None), ("rows", "length", "kv_heads", None)
-    if backend == "blocks":
-        kernel = blocks.attention
+    if backend == "blockwise":
+        kernel = blockwise.attention
     elif backend == "cudnn":
         kernel = cudnn.attention
     else:

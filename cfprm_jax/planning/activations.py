@@ -1,0 +1,73 @@
+"""Activations of a step: what the forward pass keeps of every layer for the backward pass, by JAX's own account.
+
+These are the residuals of the objective's vector-Jacobian product, traced for what one device computes: its rows, and
+its share of the heads and of the MLP. What --remat recomputes is not among them. Nor is what only the end of the
+network keeps, or the layer at hand: that is gone when memory is fullest, at the end of the backward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cfprm_jax import losses
+from cfprm_jax.config import LossConfig
+from cfprm_jax.data.packing import PackedBatch
+from cfprm_jax.models import parameters, prm
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.training import step
+
+
+def saved_bytes(
+    network: PRMConfig,
+    loss: LossConfig,
+    params: Any,
+    batch: PackedBatch,
+    mesh: Mapping[str, int],
+    accumulation: int,
+) -> int:
+    """Bytes that a device keeps of all layers between the forward and the backward pass of one part of a batch.
+
+    Parameters are not counted, nor copies of them in another type: neither are activations.
+
+    Args:
+      params: abstract arrays of the types that the network computes with.
+      batch: abstract arrays of a whole batch.
+      mesh: devices along each axis.
+    """
+    net, tensor = network.backbone, mesh["tensor"]
+    local = dataclasses.replace(
+        network,
+        backbone=dataclasses.replace(
+            net,
+            num_attention_heads=-(-net.num_attention_heads // tensor),
+            num_key_value_heads=-(-net.num_key_value_heads // tensor),
+            intermediate_size=net.intermediate_size // tensor,
+        ),
+    )
+    rows = max(batch.tokens.shape[0] // (mesh["data"] * mesh["fsdp"] * accumulation), 1)
+    shapes = jax.tree.map(lambda x: x.shape, parameters.abstract_params(local))
+    weights = jax.tree.map(lambda p, shape: jax.ShapeDtypeStruct(shape, p.dtype), params, shapes)
+    own_rows: Any = jax.ShapeDtypeStruct((rows, batch.tokens.shape[1]), jnp.int32)
+    part = batch._replace(tokens=own_rows, positions=own_rows, subtree_end=own_rows)
+    forward, loss_function = functools.partial(prm.apply, local), losses.loss_function(loss)
+
+    def kept(weights: Any, part: PackedBatch) -> Any:
+        def objective(weights: Any) -> jax.Array:
+            return loss_function(step.step_scores(forward, weights, part), jnp.asarray(part.labels))[0]
+
+        return jax.tree.leaves(jax.vjp(objective, weights)[1])
+
+    program = jax.make_jaxpr(kept)(weights, part).jaxpr
+    # The layers are one scan; what it gives beside its carry has a part for every layer.
+    scans = [equation for equation in program.eqns if equation.primitive.name == "scan"]
+    stacked = {id(v) for scan in scans for v in scan.outvars[scan.params["num_carry"] :]}
+    residuals = {id(v): v.aval for v in program.outvars if id(v) in stacked}
+    weight_shapes = {x.shape for x in jax.tree.leaves(weights)}
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in residuals.values() if x.shape not in weight_shapes)

@@ -1,0 +1,69 @@
+"""What a run needs before its first step: the programs that make the state, compiled for the accelerator."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cfprm_jax.models.parameters import lookup, param_dtype, walk
+from cfprm_jax.models.placement import load_program
+from cfprm_jax.planning import ahead
+from cfprm_jax.planning.accelerators import Gpu, Tpu
+from cfprm_jax.training import initial_state
+from cfprm_jax.training.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The peak while the state is made.
+
+    Attributes:
+      total: bytes on each device.
+      what: what is being done then.
+    """
+
+    total: int
+    what: str
+
+
+def compile_start(job: ahead.Job, accelerator: Gpu | Tpu) -> Start:
+    """Compile what makes the state of a job, by --init from files or from a seed.
+
+    Raises:
+      UserError: as :func:`~cfprm_jax.planning.ahead.compile_step`.
+    """
+    built = ahead.build(job, ahead.open_mesh(accelerator, job.num_devices, job.mesh))
+    return _random(built) if job.init == "random" else _loading(built)
+
+
+def _random(built: Program) -> Start:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    _, total, _ = ahead.compile_lowered(initial_state.random_program(built).lower(key))
+    return Start(total, "random initialisation")
+
+
+def _loading(built: Program) -> Start:
+    """One parameter after another, beside those that are there already."""
+    conversions = built.tx.conversions(built.param_shardings)
+    peak, held = Start(0, ""), 0
+    known: dict[Any, int] = {}  # parameters of one shape have one program
+    for name, spec in walk(built.specs):
+        sharding, conversion = lookup(built.param_shardings, name), lookup(conversions, name)
+        dtype = np.dtype(param_dtype(spec, jnp.float32))
+        alike = (spec.shape, spec.stacked, sharding, built.tx.formats[name])
+        if alike not in known:
+            program, arguments, under_way = load_program(spec, dtype, sharding, conversion)
+            _, own, _ = ahead.compile_lowered(program.lower(*arguments))
+            known[alike] = own + under_way * ahead.bytes_on_a_device(arguments[-2:-1])
+        total = held + known[alike]
+        if total > peak.total:
+            peak = Start(total, f"loading {name}")
+        made = jax.eval_shape(conversion.function, jax.ShapeDtypeStruct(spec.shape, dtype))
+        held += ahead.bytes_on_a_device(
+            jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), made, conversion.shardings)
+        )
+    return peak

@@ -1,0 +1,65 @@
+"""The state before the first step, made without a second copy of the weights on the devices.
+
+A 7B state of --optimizer=adamw_compact is 40 GiB, and 66 with all the float32 masters from which it is made beside it.
+So each parameter takes the form in which the optimizer holds it as it is loaded, a layer at a time.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cfprm_jax.models import hf, parameters
+from cfprm_jax.models.lora import Lora
+from cfprm_jax.training import adapters, optimizer
+from cfprm_jax.training.program import Program
+from cfprm_jax.training.step import TrainState
+
+
+def create(
+    built: Program,
+    directory: pathlib.Path,
+    init: str,
+    seed: int,
+    adapted: tuple[Lora, adapters.Base] | None = None,
+) -> tuple[TrainState, str]:
+    """The state, in its shardings, and a phrase that says where the weights come from.
+
+    Args:
+      directory: of the weights, a Hugging Face directory.
+      init: "pretrained" for those, "random" for fresh ones.
+      seed: of whatever is fresh.
+      adapted: the adapters that are trained, and what they are trained on; None trains the whole network.
+
+    Raises:
+      UserError: the directory does not hold the network's weights.
+    """
+    key = jax.random.key(seed)
+    if adapted is not None:
+        lora, base = adapted
+        return built.init_state(base.initial_params(built.network, lora, key, built.mesh)), base.report
+    if init == "random":
+        return random_program(built)(key), f"random, seed {seed}"
+    held, report = hf.load_params(
+        directory,
+        built.network,
+        shardings=built.param_shardings,
+        dtype=jnp.float32,
+        head_key=key,
+        conversions=built.tx.conversions(built.param_shardings),
+    )
+    step = jax.device_put(jnp.zeros((), jnp.int32), built.state_shardings.step)
+    return TrainState(optimizer.params_of(held), optimizer.slots_of(held), step), str(report)
+
+
+def random_program(built: Program) -> Any:
+    """key -> the state of a fresh network, jitted: in one program, in which masters are not kept either."""
+
+    def fresh(key: jax.Array) -> TrainState:
+        params, opt_state = built.tx.init(parameters.init_params(built.network, key))
+        return TrainState(params, opt_state, jnp.zeros((), jnp.int32))
+
+    return jax.jit(fresh, out_shardings=built.state_shardings)

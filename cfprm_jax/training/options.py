@@ -1,0 +1,54 @@
+"""All options of a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cfprm_jax.config import (
+    DeviceConfig,
+    DistributedConfig,
+    EncodingConfig,
+    EvalConfig,
+    GranularityConfig,
+    LoraConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PackingConfig,
+    ReadConfig,
+    RunConfig,
+    option,
+)
+
+SYNTHETIC = "synthetic"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Train a process reward model on labelled solutions, coarse to fine.
+
+    python -m cfprm_jax.train --model=DIRECTORY --train_data=FILES --c_max=2 --output_dir=RUN
+
+    Writes checkpoints, metrics.jsonl, TensorBoard events and the resolved flags into --output_dir. On SIGTERM or Ctrl-C
+    it saves and says how to go on; when it was killed, --resume=auto goes on from the newest checkpoint, to the same
+    result.
+    """
+
+    train_data: tuple[str, ...] = option(
+        (SYNTHETIC,),
+        "Corpora: files or globs, comma-separated; synthetic is an arithmetic world made here.",
+        kind="list",
+    )
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    granularity: GranularityConfig = dataclasses.field(default_factory=GranularityConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
+    encoding: EncodingConfig = dataclasses.field(default_factory=EncodingConfig)
+    read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    distributed: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
+    run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    given: frozenset[str] = frozenset()  # names of the flags that were set

@@ -1,0 +1,54 @@
+"""The peak before the first step, as the real compiler plans it, for a network of a few million parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+import pytest
+
+from cfprm_jax.config import LossConfig, OptimizerConfig
+from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.planning import ahead
+from cfprm_jax.planning.accelerators import ACCELERATORS
+from cfprm_jax.planning.start import compile_start
+
+NET = Qwen2Config(512, 256, 1024, 8, 4, 2, 64)
+JOB = ahead.Job(
+    NET,
+    "linear",
+    "bfloat16",
+    "auto",
+    "layer",
+    LossConfig(),
+    OptimizerConfig(optimizer="adamw_compact"),
+    "data=1",
+    1,
+    1,
+    128,
+)
+H100 = ACCELERATORS["h100-80gb"]
+LAYER = 4 * 256 * 1024  # the largest matrix, in float32
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None and importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="no XLA compiler for GPUs: pip install '.[aot]'",
+)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_compact"])
+@pytest.mark.parametrize(("mesh", "devices"), [("data=1", 1), ("fsdp=4", 4)])
+def test_loading_needs_the_state_and_two_layers(optimizer: str, mesh: str, devices: int) -> None:
+    job = dataclasses.replace(JOB, mesh=mesh, num_devices=devices, optimizer=OptimizerConfig(optimizer=optimizer))
+    start = compile_start(job, H100)
+    assert start.what.startswith("loading backbone.layers.mlp.")
+    state = ahead.state_bytes(job, H100)
+    assert 0.99 * state < start.total < state + 2.2 * LAYER / devices + 1e5
+
+
+def test_random_initialisation_is_one_program() -> None:
+    start = compile_start(dataclasses.replace(JOB, init="random"), H100)
+    assert start.what == "random initialisation"
+    # No float32 masters of everything beside the state, only of a parameter or two.
+    state = ahead.state_bytes(JOB, H100)
+    assert state < start.total < state + 2.5 * 8 * LAYER

@@ -1,0 +1,146 @@
+"""SIGTERM and Ctrl-C at any time of a real run: one line that says what is saved and how to go on, and a status."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from tiny_runs import finish, rows, same_result
+
+from cfprm_jax.training import checkpoint, retention
+
+NOTHING_SAVED = "no step is saved yet; start the same command again, with --resume=auto"
+# The real command, with something that happens at a certain moment of it.
+DRIVER = """
+import os, runpy, signal, sys, time
+from cfprm_jax.training import checkpoint, evaluation, loop
+
+def before(owner, name, call, act):
+    whole, calls = getattr(owner, name), [0]
+    def counted(*arguments, **named):
+        calls[0] += 1
+        if calls[0] == call:
+            act()
+        return whole(*arguments, **named)
+    setattr(owner, name, counted)
+
+def send(number):
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)
+
+{what}
+runpy.run_module("cfprm_jax.train", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def driven(tiny):
+    """Start the command with code that patches it."""
+
+    def start(what: str, arguments: list[str]) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-c", DRIVER.format(what=what), *arguments],
+            env=tiny.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def signalled(process: subprocess.Popen, line: str, number: signal.Signals) -> tuple[int, str]:
+    """Status and output of a process that got a signal when it had printed a line that begins so."""
+    limit = threading.Timer(200, process.kill)
+    limit.start()
+    said = []
+    for text in process.stdout:
+        said.append(text)
+        if text.startswith(line):
+            process.send_signal(number)
+            break
+    said.append(process.stdout.read())
+    status = process.wait()
+    limit.cancel()
+    return status, "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "status"),
+    [("devices", signal.SIGTERM, 75), ("model", signal.SIGINT, 130), ("steps", signal.SIGTERM, 75)],
+)
+def test_before_the_first_step(tiny, line: str, number: signal.Signals, status: int) -> None:
+    """While it reads, tokenises and loads: nothing is waited for."""
+    given = tiny.arguments(f"before_{line}", preemption_exit_code=75)
+    ended, text = signalled(tiny.start(given), line, number)
+    assert ended == status
+    assert text.splitlines()[-1] == f"stopped by {number.name}; {NOTHING_SAVED}"
+    assert "Traceback" not in text and "error" not in text
+
+
+def test_while_the_first_step_compiles(tiny, driven) -> None:
+    """Again with --resume=auto it trains as ever."""
+    straight, _ = tiny.straight()
+    given = tiny.arguments("compiling")
+    text = finish(driven('before(loop.sharding, "put_batch", 1, lambda: send(signal.SIGTERM))', given), status=0)
+    assert text.splitlines()[-1] == f"stopped by SIGTERM; {NOTHING_SAVED}"
+    assert not rows(tiny.directory / "compiling")
+    finish(tiny.start([*given, "--resume=auto"]))
+    same_result(straight, tiny.directory / "compiling")
+
+
+def test_during_best_of_n_which_is_all_that_is_left(tiny) -> None:
+    candidates = tiny.directory / "candidates.jsonl"
+    texts = [{"text": f"1+{i}\n\n{i}", "correct": i == 2} for i in range(4)]
+    candidates.write_text(json.dumps({"id": "q", "question": "q", "answer": "2", "candidates": texts}) + "\n")
+    given = [*tiny.arguments("choosing", max_steps=4), f"--bon_candidates={candidates}", "--bon_n=2,4"]
+    run = tiny.directory / "choosing"
+    status, text = signalled(tiny.start([*given, "--preemption_exit_code=75"]), "done", signal.SIGTERM)
+    assert status == 75
+    command = f"python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
+    assert text.splitlines()[-1] == f"stopped by SIGTERM; step 4 is saved; resume with: {command}"
+    assert not (run / "best_of_n").exists()
+    before = (run / "metrics.jsonl").read_text()
+    text = finish(tiny.start(command.split()[3:]))
+    assert "done        0 steps" in text
+    assert (run / "best_of_n" / "report.html").is_file()
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, last: bool) -> None:
+    """By a signal, at the last step too, and by a kill when it is made up: in the end all is as if undisturbed."""
+    options = {"eval_every": 6, "max_steps": 12, "keep_best": "auroc", "checkpoint_every": 1000}
+    straight, run = tiny.directory / f"evaluated_{last}", tiny.directory / f"cut_off_{last}"
+    finish(tiny.start(tiny.arguments(straight.name, **options)))
+    step = 12 if last else 6
+    given = tiny.arguments(run.name, **options)
+    cut = f'before(evaluation, "evaluate", {step // 6}, lambda: send(signal.SIGTERM))'
+    text = finish(driven(cut, given), status=0)
+    assert f"stopped by SIGTERM after step {step}, which is saved; resume with: " in text
+    assert "done  " not in text
+    assert checkpoint.read_meta(run, step)["metrics"] is None
+    again = [*given, "--resume=auto"]
+    killed = 'before(checkpoint.Checkpoints, "add_evaluation", 1, lambda: send(signal.SIGKILL))'
+    finish(driven(killed, again), status=-signal.SIGKILL)
+    assert [row["step"] for row in rows(run) if "eval_auroc" in row] == [6, 12][: step // 6]
+    assert checkpoint.read_meta(run, step)["metrics"] is None
+    finish(tiny.start(again))
+    same_result(straight, run)
+    for at in retention.complete(straight / "checkpoints"):
+        metrics = [checkpoint.read_meta(directory, at)["metrics"] for directory in (straight, run)]
+        assert metrics[0] is not None and metrics[0] == metrics[1]
+    assert (straight / "best").resolve().name == (run / "best").resolve().name
+
+
+def test_a_second_interrupt_does_not_wait(tiny, driven) -> None:
+    given = tiny.arguments("twice", max_steps=12, checkpoint_every=2)
+    twice = 'before(loop.sharding, "put_batch", 7, lambda: (send(signal.SIGINT), send(signal.SIGINT)))'
+    text = finish(driven(twice, given), status=130)
+    assert re.match(r"stopped by SIGINT; step [46] is saved; resume with: ", text.splitlines()[-1])
+    assert "Traceback" not in text
