@@ -66,7 +66,9 @@ def test_random_is_that_of_the_seed() -> None:
     state, source = initial_state.create(built, None, "random", 3)
     assert source == "random, seed 3"
     masters = jax.jit(functools.partial(parameters.init_params, NET))(jax.random.key(3))
-    jax.tree.map(np.testing.assert_array_equal, built.tx.masters(state.params, state.opt_state), masters)
+    # Another program may compute the normal distribution's inverse with another last bit.
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+    jax.tree.map(close, built.tx.masters(state.params, state.opt_state), masters)
     assert state.step == 0 and state.step.dtype == jnp.int32
 
 
