@@ -67,6 +67,19 @@ class Program:
         return step.abstract_state(self.tx, self.specs, self.state_shardings)
 
 
+def refuse_optimizer(optimizer: str, dtype: str, adapters: Lora | None) -> None:
+    """UserError for an optimizer that does not go with the type of compute, or with adapters (None: there are none)."""
+    if optimizer != "adamw_compact":
+        return
+    if adapters is not None:
+        raise UserError("--optimizer=adamw_compact saves nothing beside --lora_rank: choose --optimizer=adamw")
+    if dtype != "bfloat16":
+        raise UserError(
+            f"--optimizer=adamw_compact computes with bfloat16 weights, and --dtype={dtype} asks for more; "
+            "choose --optimizer=adamw"
+        )
+
+
 def build(
     network: PRMConfig,
     loss: LossConfig,
@@ -85,13 +98,7 @@ def build(
       UserError: the mesh does not divide a parameter's dimension, or --optimizer=adamw_compact with float32 compute or
         adapters.
     """
-    if options.optimizer == "adamw_compact" and adapters is not None:
-        raise UserError("--optimizer=adamw_compact saves nothing beside --lora_rank: choose --optimizer=adamw")
-    if options.optimizer == "adamw_compact" and network.dtype != "bfloat16":
-        raise UserError(
-            f"--optimizer=adamw_compact computes with bfloat16 weights, and --dtype={network.dtype} asks for more; "
-            "choose --optimizer=adamw"
-        )
+    refuse_optimizer(options.optimizer, network.dtype, adapters)
     specs = parameters.param_specs(network) if adapters is None else lora.trainable_specs(network, adapters)
     param_shardings = sharding.param_shardings(mesh, specs)
     schedule = optimizer.learning_rate_schedule(options, num_steps)

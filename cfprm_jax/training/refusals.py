@@ -5,6 +5,7 @@ from __future__ import annotations
 from cfprm_jax import bon
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import lora
+from cfprm_jax.training import program
 from cfprm_jax.training.options import SYNTHETIC, TrainConfig
 
 
@@ -32,12 +33,4 @@ def _refuse_training(config: TrainConfig) -> None:
     adapters = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
     if adapters is not None and (config.model.init == "random" or config.model.model == SYNTHETIC):
         raise UserError("--lora_rank needs a backbone with weights of its own; no checkpoint would hold random ones")
-    if config.optimizer.optimizer != "adamw_compact":
-        return
-    if adapters is not None:
-        raise UserError("--optimizer=adamw_compact saves nothing beside --lora_rank: choose --optimizer=adamw")
-    if config.model.dtype != "bfloat16":
-        raise UserError(
-            f"--optimizer=adamw_compact computes with bfloat16 weights, and --dtype={config.model.dtype} asks for "
-            "more; choose --optimizer=adamw"
-        )
+    program.refuse_optimizer(config.optimizer.optimizer, config.model.dtype, adapters)
