@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import time
 
-import jax
+from common import write_json
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METHODS = {
@@ -83,10 +81,7 @@ def main() -> int:
             spread = statistics.stdev(over_seeds) if len(over_seeds) > 1 else 0.0
             cells.append(f"{statistics.mean(over_seeds):.1f} ± {spread:.1f}")
         print(f"| {name} | {' | '.join(cells)} |")
-    if options.output:
-        machine = {"python": platform.python_version(), "jax": jax.__version__, "cpus": os.cpu_count()}
-        outcome = {"machine": machine, "command": sys.argv, "seeds": found}
-        options.output.write_text(json.dumps(outcome, indent=1) + "\n")
+    write_json(options.output, seeds=found)
     return 0 if all_ahead else 1
 
 
