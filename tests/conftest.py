@@ -13,6 +13,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from hypothesis import settings
+
+# Random inputs that are the same in every run, so that a failure is of the change at hand and not of the day;
+# `--hypothesis-profile=explore` draws new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("repeatable")
 
 # Helpers that several test files import, which pytest's importlib mode does not look for beside them: tiny_runs.
 sys.path.append(str(pathlib.Path(__file__).parent))

@@ -142,7 +142,7 @@ def agree(found: Result, expected: Result) -> None:
         same_gradients(gradients(found, loss), gradients(expected, loss))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(families())
 def test_packings_agree(family: list[Encoded]) -> None:
     """The three losses and every parameter's gradient, under each packing and in rows of each length."""
@@ -173,7 +173,7 @@ def test_every_parameter_counts() -> None:
     assert all(np.abs(leaf).max(axis=tuple(range(1, leaf.ndim))).min() > 1e-3 * largest for leaf in grads.values())
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(families(), st.integers(0, 1000))
 def test_padding_holds_nothing(family: list[Encoded], seed: int) -> None:
     """More rows, longer rows, more trajectories and steps; and what stands in the padding changes no bit."""
@@ -281,6 +281,17 @@ def read(batch: PackedBatch, family: Sequence[Encoded]) -> list[np.ndarray]:
     return [row[: len(one.step_positions)] for row, one in zip(z, family, strict=False)]
 
 
+def largest_score() -> float:
+    """What no score can exceed: by Cauchy-Schwarz, as the norm before the head gives vectors of length sqrt(size).
+
+    Rounding follows the terms that a score sums, which may cancel, not the score.
+    """
+    weights = params()
+    output = weights["head"]["output"]
+    row = np.asarray(output["kernel"] * weights["backbone"]["final_norm"]["scale"])
+    return float(np.linalg.norm(row) * np.sqrt(row.size) + np.abs(output["bias"]).max())
+
+
 def paths(batch: PackedBatch, family: Sequence[Encoded]) -> list[tuple[int, np.ndarray]]:
     """Each trajectory's row, and the columns of its tokens: those that its last marker sees."""
     columns = np.arange(batch.tokens.shape[1])
@@ -291,21 +302,21 @@ def paths(batch: PackedBatch, family: Sequence[Encoded]) -> list[tuple[int, np.n
     return found
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(families())
 def test_scores_do_not_depend_on_batch_mates(family: list[Encoded]) -> None:
-    """A trajectory alone: the same bits one a row, and 1e-6 where it shares rows and prefixes."""
+    """A trajectory alone: the same bits one a row, and 1e-6 of the largest where it shares rows and prefixes."""
     alone = [read(packed([one], "none", SHORT), [one])[0] for one in family]
     for together, z in zip(read(packed(family, "none", SHORT), family), alone, strict=True):
         np.testing.assert_array_equal(together, z)
-    largest = max(np.abs(z).max() for z in alone)
+    assert max(np.abs(z).max() for z in alone) < largest_score()
     for packing in ("tree", "sequence"):
         for shapes in (SHORT, LONG):
             for together, z in zip(read(packed(family, packing, shapes), family), alone, strict=True):
-                np.testing.assert_allclose(together, z, rtol=0, atol=1e-6 * max(largest, 1.0))
+                np.testing.assert_allclose(together, z, rtol=0, atol=1e-6 * largest_score())
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(families(), st.sampled_from(["tree", "sequence"]), st.data())
 def test_private_tokens_do_not_leak(family: list[Encoded], packing: str, data: st.DataObject) -> None:
     """With every token that is one trajectory's alone exchanged, all others' scores keep their bits."""
@@ -345,7 +356,7 @@ def loss_parts(z: jax.Array, labels: jax.Array) -> list[LossParts]:
     return out
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(families(), st.data())
 def test_a_label_flip_changes_what_it_should(family: list[Encoded], data: st.DataObject) -> None:
     """The flipped trajectory's own value and gradients, and nobody else's, also where the step is shared."""

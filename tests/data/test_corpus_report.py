@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cfprm_jax.data.corpus_report as corpus_report
@@ -51,7 +51,6 @@ def test_labels_by_class() -> None:
     }
 
 
-@settings(deadline=None)  # Machines are shared; a slow example is not a failure.
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
 def test_distinct_tokens_are_the_nodes_of_the_prefix_tree(sequences: list[list[int]]) -> None:
     nodes = {tuple(sequence[:end]) for sequence in sequences for end in range(1, len(sequence) + 1)}

@@ -55,7 +55,7 @@ def test_steps_are_tokenised_each_on_its_own(tokenizer, encoder):
     assert merged not in apart
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts)
 def test_a_prompt_without_special_text_is_the_whole_template_tokenised(tokenizer, encoder, question):
     # hypothesis also tries strings that it finds in the package's source.
@@ -64,7 +64,7 @@ def test_a_prompt_without_special_text_is_the_whole_template_tokenised(tokenizer
     assert encoder.encode(question, ["s"]).tokens.tolist()[: len(prompt)] == prompt
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts_with_special, st.lists(texts_with_special, min_size=1, max_size=4))
 def test_text_never_becomes_a_special_token(tokenizer, encoder, question, steps):
     encoded = encoder.encode(question, steps)
@@ -118,7 +118,7 @@ def test_another_number_of_labels_than_steps_is_an_error(encoder):
         encoder.encode("What", ["a", "b", "c"], [1, 0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(texts_with_special, st.lists(texts, min_size=1, max_size=3)), max_size=5))
 def test_many_at_once_are_the_same_as_each_alone(tokenizer, encoder, items):
     together = Encoder.encode_many(encoder, [(question, steps, [0.5] * len(steps)) for question, steps in items])

@@ -10,7 +10,7 @@ import pathlib
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cfprm_jax.data.formats.files import InputFile, Row, expand, rows
@@ -80,7 +80,6 @@ def test_lines_are_counted_as_an_editor_counts_them(tmp_path: pathlib.Path) -> N
     assert [row.line for row in read(tmp_path / "array")] == [3, 6]
 
 
-@settings(deadline=None)  # Machines are shared; a slow example is not a failure.
 @given(st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=40)), min_size=1, max_size=6), st.integers(1, 9))
 def test_an_array_is_the_same_for_every_buffer_size(tmp_path_factory, elements: list[dict], chunk: int) -> None:
     import cfprm_jax.data.formats.files as module

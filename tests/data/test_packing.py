@@ -76,7 +76,7 @@ def distinct_prefixes(encoded) -> int:
     return len({tuple(one.tokens[: n + 1].tolist()) for one in encoded for n in range(len(one.tokens))})
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(families, st.sampled_from(PACKINGS))
 def test_every_solution_is_read_back_by_the_visibility_rule(encoded, packing):
     batch = pack(encoded, packing, ROOMY, trajectories=20, steps=8)
@@ -85,7 +85,7 @@ def test_every_solution_is_read_back_by_the_visibility_rule(encoded, packing):
         assert tokens_placed(batch) == sum(len(one.tokens) for one in encoded)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(families, st.integers(0, 12))
 def test_a_tree_in_one_row_holds_every_distinct_prefix_once(encoded, spare):
     length = distinct_prefixes(encoded) + spare
@@ -94,7 +94,7 @@ def test_a_tree_in_one_row_holds_every_distinct_prefix_once(encoded, spare):
     assert tokens_placed(batch) == distinct_prefixes(encoded)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(families, st.integers(0, 10))
 def test_trees_larger_than_a_row_are_cut_at_branches(encoded, spare):
     """Rows hardly longer than the longest solution force cuts; nothing is lost and no row overflows."""
@@ -104,7 +104,7 @@ def test_trees_larger_than_a_row_are_cut_at_branches(encoded, spare):
     assert distinct_prefixes(encoded) <= tokens_placed(batch) <= sum(len(one.tokens) for one in encoded)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(families, st.sampled_from(PACKINGS))
 def test_packing_is_deterministic(encoded, packing):
     first, second = (pack(encoded, packing, ROOMY, 20, 8) for _ in range(2))
@@ -112,7 +112,7 @@ def test_packing_is_deterministic(encoded, packing):
         np.testing.assert_array_equal(a, b)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(families, st.integers(1, 6), st.integers(0, 40))
 def test_a_division_holds_everything_once_and_within_its_rows(encoded, rows, spare):
     sequences = [one.tokens for one in encoded]

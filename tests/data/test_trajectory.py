@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cfprm_jax.data import Trajectory
@@ -32,7 +32,6 @@ def test_the_callers_array_is_not_shared() -> None:
     assert trajectory.labels[0] == 1
 
 
-@settings(deadline=None)  # Machines are shared; a slow example is not a failure.
 @given(st.floats(0, 1, width=32))
 def test_a_float32_label_comes_out_to_the_bit(label: float) -> None:
     assert Trajectory("q", ("a",), [label], "f:1").labels[0] == np.float32(label)

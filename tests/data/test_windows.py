@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cfprm_jax.data import Trajectory, merge
@@ -116,7 +116,6 @@ def test_unknown_choices_are_refused(call) -> None:
         call(example())
 
 
-@settings(deadline=None)  # Machines are shared; a slow example is not a failure.
 @given(trajectories(), st.one_of(sizes, st.just("whole")))
 def test_texts_concatenate_back_and_labels_are_those_of_the_last_steps(trajectory: Trajectory, size: int | str) -> None:
     merged = merge(trajectory, size, separator="|")
@@ -127,7 +126,6 @@ def test_texts_concatenate_back_and_labels_are_those_of_the_last_steps(trajector
     assert (merged.question, merged.source, merged.id, merged.answer) == ("q", "f:1", "id", "answer")
 
 
-@settings(deadline=None)
 @given(trajectories(), sizes)
 def test_dropping_the_tail_removes_only_a_short_last_window(trajectory: Trajectory, size: int) -> None:
     whole, short = divmod(len(trajectory.steps), size)
@@ -138,7 +136,6 @@ def test_dropping_the_tail_removes_only_a_short_last_window(trajectory: Trajecto
     assert len(kept.steps) == whole + (short > 0)
 
 
-@settings(deadline=None)
 @given(trajectories(min_steps=2), sizes)
 def test_every_shift_keeps_the_text_and_labels_all_but_the_lead(trajectory: Trajectory, size: int) -> None:
     steps = len(trajectory.steps)
@@ -153,7 +150,6 @@ def test_every_shift_keeps_the_text_and_labels_all_but_the_lead(trajectory: Traj
         np.testing.assert_array_equal(sample.labels[offset > 0 :], trajectory.labels[ends])
 
 
-@settings(deadline=None)
 @given(trajectories(), sizes, sizes)
 def test_merging_twice_is_merging_by_the_product(trajectory: Trajectory, first: int, second: int) -> None:
     assert merge(merge(trajectory, first), second) == merge(trajectory, first * second)

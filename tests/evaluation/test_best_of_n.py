@@ -144,7 +144,7 @@ def pools(draw):
 
 
 @given(pools())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_it_agrees_with_a_plain_implementation(questions):
     found, expected = accuracies(questions, (1, 3)), plain_accuracies(questions, (1, 3))
     assert found.keys() == expected.keys()

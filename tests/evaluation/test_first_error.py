@@ -60,7 +60,7 @@ grid = st.sampled_from([0.0, 0.2, 0.25, 0.5, 0.75, 0.9, 1.0])
         max_size=8,
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_threshold_is_better_than_the_tuned_one(pairs):
     solutions = [labelled(scores, label) for scores, label in pairs]
 

@@ -72,7 +72,7 @@ def gradient(name: str, z, y) -> np.ndarray:
 
 scores = hnp.arrays(np.float32, SHAPE, elements=st.floats(-20, 20, width=32))
 labels = hnp.arrays(np.float32, SHAPE, elements=st.sampled_from([0.0, 1.0, 0.5, 0.25, 0.75, float("nan")]))
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -12,7 +12,7 @@ from cfprm_jax.data.loader import Batch
 from cfprm_jax.training import evaluation, step
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 0.5, 3.0]), st.booleans()), min_size=1, max_size=30))
 def test_auroc_is_the_share_of_pairs(pairs: list[tuple[float, bool]]) -> None:
     """Few distinct scores, so that most pairs are ties."""

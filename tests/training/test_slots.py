@@ -19,7 +19,7 @@ def uniform(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, shape, dtype=np.uint32))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(floats)
 def test_masters_are_exact(values: list[float]) -> None:
     x = jnp.asarray(values, jnp.float32)
@@ -88,7 +88,7 @@ def test_ratios_are_unbiased_and_within_a_step(b1: float, b2: float) -> None:
     np.testing.assert_array_equal(slots.encode_ratio(jnp.zeros(50), uniform((50,)), smallest), 0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0.0, 0.97), st.floats(0.95, 0.9999), st.integers(0, 1000))
 def test_no_gradients_leave_the_range_of_ratios(b1: float, b2: float, seed: int) -> None:
     """Random ones, and those that make m / sqrt(v) largest."""
