@@ -1,10 +1,11 @@
 """python bench/profile_step.py --output=FILE.json: where a train step's time goes, and how far from the peak it is.
 
-Four tables. The machine: a plain matrix product and a plain pass over memory, in this run. The step: its time beside
+Five tables. The machine: a plain matrix product and a plain pass over memory, in this run. The step: its time beside
 what the model needs (training.flops) and what XLA says it computes and moves, and what these are of the machine's.
 Its parts: each compiled alone, then the same step traced by JAX's profiler and its operations summed by what they do.
-The host: microseconds a step of making a batch, sending it, starting the step and reporting it, each alone, and then
-as the training loop runs them, beside the step: what is left of them when they run at the same time.
+With --before, the step without each of the things that made it faster, in turn with the present one. The host:
+microseconds a step of making a batch, sending it, starting the step and reporting it, each alone, and then as the
+training loop runs them, beside the step: what is left of them when they run at the same time.
 
 --model=DIRECTORY takes the shape (config.json) and the tokenizer from there, with random weights; without it the shape
 is --hidden and --layers and the tokenizer the quickstart's. --train_data are any corpora; without them one is made.
@@ -21,134 +22,29 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from common import (
     copy_bytes_per_second,
     matrix_product_flops,
     seconds_of,
     select_devices,
     take_turns,
-    write_corpus,
     write_json,
 )
+from earlier_steps import EARLIER
+from profile_run import ProfileConfig, Run
 from traces import seconds_by_kind
 
 from cfprm_jax import flags, losses
-from cfprm_jax.config import (
-    DeviceConfig,
-    EncodingConfig,
-    GranularityConfig,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PackingConfig,
-    ReadConfig,
-    option,
-)
-from cfprm_jax.data.corpus import open_corpus
-from cfprm_jax.data.encoding import load_tokenizer
-from cfprm_jax.data.loader import Batch, Loader
+from cfprm_jax.data.loader import Batch
 from cfprm_jax.data.packing import PackedBatch
-from cfprm_jax.models import embedding, hf, parameters, prm
+from cfprm_jax.models import embedding, parameters, prm
 from cfprm_jax.models.attention import attention
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.synthetic.tokenizer import make_tokenizer
-from cfprm_jax.training import optimizer, program, sharding, step
+from cfprm_jax.training import optimizer, sharding, step
 from cfprm_jax.training.flops import train_flops, visible_pairs
 from cfprm_jax.training.metrics import MetricLog, Progress
-
-
-@dataclasses.dataclass(frozen=True)
-class ShapeOptions:
-    """The shape, where --model names no directory."""
-
-    hidden: int = option(512, "Hidden size; heads are 64 wide, the MLP four times this.", lower=64)
-    layers: int = option(4, "Layers.", lower=1)
-    train_data: tuple[str, ...] = option((), "Corpora; empty makes one.", kind="list")
-    platform: str = option("auto", "Device.", choices=("auto", "cpu", "gpu", "tpu"))
-    steps: int = option(8, "Steps of the run that are timed.", lower=2)
-    rounds: int = option(5, "Turns of every part.", lower=1)
-    small: bool = option(False, "A narrow model and two rounds.")
-    output: str = option("", "JSON file; empty writes none.")
-
-
-@dataclasses.dataclass(frozen=True)
-class ProfileConfig:
-    """Profile the train step and the host's part of it."""
-
-    shape: ShapeOptions = dataclasses.field(default_factory=ShapeOptions)
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
-    encoding: EncodingConfig = dataclasses.field(default_factory=EncodingConfig)
-
-
-class Run:
-    """A run like that of the train command, on one device: program, state, and batches."""
-
-    def __init__(self, config: ProfileConfig, devices: list[jax.Device], cache: pathlib.Path) -> None:
-        self.config = config
-        directory = pathlib.Path(config.model.model)
-        named = (directory / "config.json").is_file()
-        tokenizer = load_tokenizer(directory, config.encoding.marker) if named else make_tokenizer()
-        shape = config.shape
-        if named:
-            backbone = hf.read_config(directory)[0]
-        else:
-            heads, vocab = shape.hidden // 64, -(-len(tokenizer) // 128) * 128
-            sizes = (vocab, shape.hidden, 4 * shape.hidden, shape.layers, heads, max(heads // 2, 1), 64)
-            backbone = Qwen2Config(*sizes)
-        self.mesh = sharding.make_mesh(DeviceConfig(), devices[:1])
-        model = config.model
-        backend = sharding.attention_backend(model.attention, self.mesh, backbone, model.dtype)
-        self.network = PRMConfig(backbone, model.head, model.dtype, backend, model.remat)
-        self.built = self.build(self.network)
-        make = jax.jit(
-            functools.partial(parameters.init_params, self.network), out_shardings=self.built.param_shardings
-        )
-        self.state = self.built.init_state(make(jax.random.key(0)))
-        data = list(shape.train_data)
-        if not data:
-            data = [str(cache / "rows.jsonl")]
-            write_corpus(pathlib.Path(data[0]), 40 * config.packing.batch_size, 16)
-        corpus = open_corpus(data, ReadConfig(), GranularityConfig(), config.encoding, tokenizer, cache / "corpora")
-        self.loader = Loader(
-            corpus, GranularityConfig(), config.packing, config.encoding, 0, config.optimizer.accumulation
-        )
-        whole = max(self.loader.num_steps - 1, 1)
-        self.steps = [index * whole // shape.steps for index in range(shape.steps)]
-
-    def build(self, network: PRMConfig) -> program.Program:
-        return program.build(network, self.config.loss, self.config.optimizer, 1000, self.mesh)
-
-    def put(self, packed: PackedBatch) -> PackedBatch:
-        return sharding.put_batch(packed, self.built.batch_shardings)
-
-    def step(self, placed: PackedBatch) -> dict[str, jax.Array]:
-        self.state, metrics = self.built.train_step(self.state, placed)
-        return metrics
-
-    def xla_costs(self, placed: PackedBatch) -> tuple[float, float]:
-        """FLOPs and bytes of the step as XLA counts them, which counts the body of a loop once.
-
-        So the step is compiled with one layer and with two, its loops over layers unrolled, and the difference counted
-        as often as there are layers. Loops of attention are counted once whatever they do.
-        """
-        costs = []
-        unrolled = functools.partial(jax.lax.scan, unroll=True)
-        with mock.patch.object(jax.lax, "scan", unrolled), mock.patch.object(optimizer, "_LARGE_LAYER", sys.maxsize):
-            for layers in (1, 2):
-                backbone = dataclasses.replace(self.network.backbone, num_hidden_layers=layers)
-                built: Any = self.build(dataclasses.replace(self.network, backbone=backbone))
-                found = built.train_step.lower(built.abstract_state(), placed).compile().cost_analysis()
-                costs.append(np.array([found["flops"], found["bytes accessed"]]))
-        flops, moved = costs[0] + (self.network.backbone.num_hidden_layers - 1) * (costs[1] - costs[0])
-        return float(flops), float(moved)
 
 
 def parts_of(run: Run, placed: PackedBatch) -> dict[str, Callable[[], Any]]:
@@ -200,6 +96,24 @@ def parts_of(run: Run, placed: PackedBatch) -> dict[str, Callable[[], Any]]:
         "clipping and optimizer": optimize,
         "whole step": lambda: run.step(placed),
     }
+
+
+def time_before(run: Run, placed: PackedBatch, rounds: int) -> dict[str, list[float]]:
+    """Seconds of the step as it is and without each of the things that made it faster, in turn."""
+    calls: dict[str, Callable[[], Any]] = {"as it is": lambda: run.step(placed)}
+    calls.update({name: run.step_without(earlier, placed) for name, earlier in EARLIER.items()})
+    for call in calls.values():
+        jax.block_until_ready(call())
+    turns = take_turns({name: functools.partial(seconds_of, call) for name, call in calls.items()}, rounds)
+    now = statistics.median(turns["as it is"])
+    for name, values in turns.items():
+        median = statistics.median(values)
+        print(
+            f"before      {name:<38}{1e3 * median:>10.2f} ms  ({median / now:.2f} times)  "
+            f"{1e3 * min(values):.2f} to {1e3 * max(values):.2f}",
+            flush=True,
+        )
+    return turns
 
 
 def host_alone(run: Run, log: MetricLog, progress: Progress) -> dict[str, float]:
@@ -329,21 +243,22 @@ def main(config: ProfileConfig) -> int:
         )
         for name, values in turns.items():
             print(
-                f"part        {name:<34}{1e3 * seconds[name]:>10.2f} ms  ({seconds[name] / whole:>4.0%})  "
+                f"part        {name:<38}{1e3 * seconds[name]:>10.2f} ms  ({seconds[name] / whole:>4.0%})  "
                 f"{1e3 * min(values):.2f} to {1e3 * max(values):.2f}"
             )
         rest = seconds["forward and backward"] - sum(
             seconds[name] for name in ("attention, both ways, all layers", "embedding, both ways")
         )
         print(
-            f"part        {'the rest of the network':<34}{1e3 * rest:>10.2f} ms  ({rest / whole:>4.0%})  by difference"
+            f"part        {'the rest of the network':<38}{1e3 * rest:>10.2f} ms  ({rest / whole:>4.0%})  by difference"
         )
 
+        before = time_before(run, placed, config.shape.rounds) if config.shape.before else {}
         text = run.built.train_step.lower(run.state, placed).compile().as_text()  # type: ignore[attr-defined]
         traced = seconds_by_kind(lambda: jax.block_until_ready(run.step(placed)), config.shape.rounds, text)
         total = sum(traced.values())
         for kind, value in traced.items():
-            print(f"traced      {kind:<34}{1e3 * value:>10.2f} ms  ({value / max(total, 1e-12):>4.0%})")
+            print(f"traced      {kind:<38}{1e3 * value:>10.2f} ms  ({value / max(total, 1e-12):>4.0%})")
 
         compile_all(run)
         log = MetricLog(pathlib.Path(scratch) / "run", 0)
@@ -352,9 +267,9 @@ def main(config: ProfileConfig) -> int:
             alone, loop = host_alone(run, log, progress), host_in_the_loop(run, log, progress)
         log.close()
         for name, value in alone.items():
-            print(f"host alone  {name:<34}{value:>10.0f} us")
+            print(f"host alone  {name:<38}{value:>10.0f} us")
         for name, value in loop.items():
-            print(f"host loop   {name:<34}{value:>10.0f} us")
+            print(f"host loop   {name:<38}{value:>10.0f} us")
     write_json(
         config.shape.output,
         "flax",
@@ -364,6 +279,7 @@ def main(config: ProfileConfig) -> int:
         batch={"shape": [rows, length], "tokens": tokens, "expanded": chosen.tokens_expanded},
         step=step_figures,
         parts=turns,
+        before=before,
         traced=traced,
         host_alone_us=alone,
         host_loop_us=loop,

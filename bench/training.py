@@ -2,14 +2,17 @@
 
 Each directory of --inputs holds train.jsonl, stepwise JSON lines, and model/, a Qwen2 token classifier of Hugging Face
 with two classes and a tokenizer. With --peer_python and --peer_script the same is trained by a peer, called as
-`SCRIPT DIRECTORY --batch_size=B --steps=S`, which prints a last line of JSON with "trajectories_per_s". The sides take
-turns, --rounds times each; float32, no activations recomputed on either side, all cores. Time here is that of whole
-optimizer steps: taking a batch from the corpus, packing it, the step, the update; compiling is left out.
+`SCRIPT DIRECTORY --batch_size=B --steps=S`, which prints a last line of JSON with "trajectories_per_s"; torch_loop.py
+is one. The sides take turns, --rounds times each; float32 unless --dtype and --peer_flags say otherwise, no activations
+recomputed on either side, all cores or one device. Time here is that of whole optimizer steps: taking a batch from the
+corpus, packing it, the step, the update; compiling is left out.
 
 Prints a table a model and batch size: medians over the rounds with the slowest and fastest, and how many times faster
-than the peer (the median of the rounds' ratios). Then the parts of a step under --packing=tree, beside what the same
-run measures for a plain matrix product. With a peer, the loss of the first rows is computed on both sides from the
-peer's own token ids (bench/trl_first_step.py), and the difference printed. --small is a quick look.
+than the peer (the median of the rounds' ratios); tokens/s of whole trajectories, however few of them are computed; and
+on a device whose peak is known the MFU, of what each side computes. Then the parts of a step under --packing=tree,
+beside what the same run measures for a plain matrix product. With a peer, the loss of the first rows is computed on
+both sides from the peer's own token ids (bench/trl_first_step.py, or --first_step), and printed. --small is a quick
+look.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import os
 import pathlib
 import resource
 import statistics
@@ -52,10 +56,7 @@ from cfprm_jax.models import hf, prm
 from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.training import caches, program, sharding, step
-from cfprm_jax.training.flops import train_flops, visible_pairs
-
-# Tokens that a part of a step holds where activations are kept: what 4 GB are enough for at 4 layers of 512.
-_TOKENS_A_PART = 12288
+from cfprm_jax.training.flops import peak_flops, train_flops, visible_pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,15 @@ class BenchConfig:
     inputs: tuple[str, ...] = option((), "Directories with train.jsonl and model/, comma-separated.", kind="list")
     peer_python: str = option("", "Python of the peer's environment; empty measures without a peer.")
     peer_script: str = option("", "The peer's script.")
+    peer_flags: tuple[str, ...] = option((), "Further flags of the peer, such as --dtype=bfloat16.", kind="list")
+    first_step: str = option(
+        "", "Script, called as `SCRIPT DIRECTORY --first_rows=N`, of the peer's first loss; empty is trl_first_step.py."
+    )
+    platform: str = option("cpu", "Device.", choices=("auto", "cpu", "gpu", "tpu"))
+    dtype: str = option("float32", "Type of our activations and products.", choices=("float32", "bfloat16"))
+    tokens_a_part: int = option(
+        12288, "Tokens of a step that are held at once, but under tree; 4 GB are enough at 4 layers of 512.", lower=1
+    )
     batch_sizes: tuple[str, ...] = option(("32", "256"), "Trajectories a step.", kind="list")
     packings: tuple[str, ...] = option(("tree", "sequence"), "Packings measured.", choices=PACKINGS)
     rounds: int = option(3, "Turns of every side.", lower=1)
@@ -89,15 +99,15 @@ class Model:
     state: step.TrainState
 
     @classmethod
-    def open(cls, directory: pathlib.Path, cache: str) -> Model:
+    def open(cls, directory: pathlib.Path, cache: str, dtype: str) -> Model:
         tokenizer = load_tokenizer(directory / "model")
         corpus = open_corpus(
             [str(directory / "train.jsonl")], ReadConfig(), GranularityConfig(), EncodingConfig(), tokenizer, cache
         )
         mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
         backbone, _ = hf.read_config(directory / "model")
-        backend = sharding.attention_backend("auto", mesh, backbone, "float32")
-        network = PRMConfig(backbone, dtype="float32", attention=backend, remat="none")
+        backend = sharding.attention_backend("auto", mesh, backbone, dtype)
+        network = PRMConfig(backbone, dtype=dtype, attention=backend, remat="none")
         model = cls(directory.name, network, corpus, mesh, LossConfig(loss="bce"), None)  # type: ignore[arg-type]
         built = model.program(1)
         params, _ = hf.load_params(
@@ -122,7 +132,7 @@ class Ours:
         wanted = config.tree_trajectories if packing == "tree" else config.other_trajectories
         reader = model.corpus[model.corpus.granularities[0]]
         mean = float(np.mean([len(reader[i].tokens) for i in range(0, len(reader), 16)]))
-        self.parts = 1 if packing == "tree" else max(1, round(batch_size * mean / _TOKENS_A_PART))
+        self.parts = 1 if packing == "tree" else max(1, round(batch_size * mean / config.tokens_a_part))
         self.loader = Loader(
             model.corpus,
             GranularityConfig(),
@@ -143,6 +153,11 @@ class Ours:
         self.computed = round(np.mean([batch.tokens_computed for batch in batches]))
         self.expanded = round(np.mean([batch.tokens_expanded for batch in batches]))
         self.slots = round(np.mean([batch.packed.tokens.size for batch in batches]))
+        work = [
+            train_flops(self.model.network, one.tokens_computed, visible_pairs(one.packed, one.tokens_computed))
+            for one in batches
+        ]
+        self.flops = float(np.mean(work))
         shapes = {batch.packed.tokens.shape: batch.packed for batch in batches}
         self.shapes = sorted(f"{rows}x{length}" for rows, length in shapes)
         # Three of one: glibc has then taken the memory that a step needs.
@@ -174,18 +189,20 @@ def processor_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def peer_turn(config: BenchConfig, directory: pathlib.Path, batch_size: int) -> dict[str, float]:
+def peer_turn(config: BenchConfig, directory: pathlib.Path, batch_size: int) -> dict[str, Any]:
+    """What the peer prints."""
     steps = -(-config.peer_trajectories // batch_size)
     command = [
-        config.peer_python, config.peer_script, str(directory), f"--batch_size={batch_size}", f"--steps={steps}"
+        config.peer_python, config.peer_script, str(directory), f"--batch_size={batch_size}", f"--steps={steps}",
+        *config.peer_flags,
     ]  # fmt: skip
-    return {"trajectories_per_s": last_json(command)["trajectories_per_s"]}
+    return dict(last_json(command))
 
 
 def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path) -> dict[str, float]:
     """The loss of the first rows on both sides, from the peer's token ids and the weights in the directory."""
-    script = str(pathlib.Path(__file__).with_name("trl_first_step.py"))
-    theirs = last_json([config.peer_python, script, str(directory), str(config.first_rows)])
+    script = config.first_step or str(pathlib.Path(__file__).with_name("trl_first_step.py"))
+    theirs = last_json([config.peer_python, script, str(directory), f"--first_rows={config.first_rows}"])
     encoded = []
     for ids, labels in zip(theirs["input_ids"], theirs["labels"], strict=True):
         places = np.flatnonzero(np.array(labels) >= 0)
@@ -222,10 +239,12 @@ def parts(side: Ours) -> dict[str, Any]:
     rows, length = placed.tokens.shape
     backbone = net.backbone
     heads = (backbone.num_attention_heads, backbone.num_key_value_heads)
-    q, k = (jax.random.normal(jax.random.key(0), (rows, length, number, backbone.head_dim)) for number in heads)
+    q, k = (
+        jax.random.normal(jax.random.key(0), (rows, length, number, backbone.head_dim), net.dtype) for number in heads
+    )
 
     def mixed(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(attention(q, k, v, placed.subtree_end, net.attention)))
+        return jnp.sum(jnp.sin(attention(q, k, v, placed.subtree_end, net.attention).astype(jnp.float32)))
 
     evaluate, gradient = jax.jit(objective), jax.jit(jax.value_and_grad(objective))
     attend = jax.jit(jax.grad(mixed, argnums=(0, 1, 2)))
@@ -239,7 +258,7 @@ def parts(side: Ours) -> dict[str, Any]:
     }
     tokens = chosen.tokens_computed
     needed = train_flops(net, tokens, visible_pairs(chosen.packed, tokens))
-    peak = matrix_product_flops()
+    peak = matrix_product_flops(net.dtype)
     return {
         "shape": f"{rows}x{length}",
         "seconds": {name: round(value, 5) for name, value in seconds.items()},
@@ -256,8 +275,12 @@ def measure(config: BenchConfig, model: Model, directory: pathlib.Path, batch_si
     calls = {"peer": functools.partial(peer_turn, config, directory, batch_size)} if config.peer_python else {}
     turns = take_turns(calls | {packing: side.turn for packing, side in sides.items()}, config.rounds)
     rows = []
+    peak = peak_flops(jax.devices()[0].device_kind)
     print(f"\n{model.name}, {batch_size} trajectories a step")
-    print(f"{'side':>9} {'traj/s':>9} {'low':>9} {'high':>9} {'times':>7} {'tokens':>8} {'slots':>8}  shapes")
+    print(
+        f"{'side':>9} {'traj/s':>9} {'low':>9} {'high':>9} {'times':>7} {'tokens/s':>9} {'MFU':>6} "
+        f"{'tokens':>8} {'slots':>8}  shapes"
+    )
     for name, done in turns.items():
         rates = [turn["trajectories_per_s"] for turn in done]
         row: dict[str, Any] = {"side": name, "turns": done, "trajectories_per_s": statistics.median(rates)}
@@ -266,7 +289,17 @@ def measure(config: BenchConfig, model: Model, directory: pathlib.Path, batch_si
             ratios = [ours / peer["trajectories_per_s"] for ours, peer in zip(rates, turns["peer"], strict=True)]
             row |= {"times_the_peer": statistics.median(ratios), "ratios": ratios}
             times = f"{row['times_the_peer']:.2f}"
-        line = f"{name:>9} {row['trajectories_per_s']:>9.2f} {min(rates):>9.2f} {max(rates):>9.2f} {times:>7}"
+        # A side that shares nothing computes what sequence does.
+        counted = sides.get("sequence" if name == "peer" else name)
+        tokens_per_s = mfu = None
+        if counted is not None:
+            per_trajectory = row["trajectories_per_s"] / batch_size
+            tokens_per_s = per_trajectory * counted.expanded
+            mfu = per_trajectory * counted.flops / peak if peak else None
+        row |= {"tokens_per_s": tokens_per_s, "mfu": mfu}
+        line = f"{name:>9} {row['trajectories_per_s']:>9.2f} {min(rates):>9.2f} {max(rates):>9.2f} {times:>7} "
+        line += f"{tokens_per_s:>9.0f} " if tokens_per_s is not None else f"{'':>9} "
+        line += f"{mfu:>6.1%}" if mfu is not None else f"{'':>6}"
         if name in sides:
             side = sides[name]
             row |= {"tokens_computed": side.computed, "tokens_expanded": side.expanded, "slots": side.slots}
@@ -293,13 +326,15 @@ def main(config: BenchConfig) -> int:
         config = dataclasses.replace(
             config, rounds=1, batch_sizes=config.batch_sizes[:1], tree_trajectories=256, other_trajectories=32
         )
-    found = select_devices("cpu")
+    # The peer's process needs the device's memory beside ours.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    found = select_devices(config.platform)
     caches.use_compile_cache("auto")
     results: Sequence[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
         for name in config.inputs:
             directory = pathlib.Path(name)
-            model = Model.open(directory, cache)
+            model = Model.open(directory, cache, config.dtype)
             if config.peer_python:
                 first = first_step_losses(config, model, directory)
                 print(

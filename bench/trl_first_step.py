@@ -1,15 +1,15 @@
-"""python bench/trl_first_step.py DIRECTORY COUNT: TRL's PRM trainer's token ids and loss of COUNT rows.
+"""python bench/trl_first_step.py DIRECTORY --first_rows=N: TRL's PRM trainer's token ids and loss of N rows.
 
 Runs in the environment of the peer, not of this repository. DIRECTORY holds train.jsonl and model/, as
-bench/training.py describes. Prints one JSON line: token ids and labels of each of the first COUNT rows, and the loss of
+bench/training.py describes. Prints one JSON line: token ids and labels of each of the first N rows, and the loss of
 one batch of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
-import sys
 import tempfile
 
 import torch
@@ -18,10 +18,14 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from trl.experimental.prm import PRMConfig, PRMTrainer
 
 
-def main(directory: str, count: str) -> None:
-    folder = pathlib.Path(directory)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--first_rows", type=int, default=32)
+    args = parser.parse_args()
+    folder = args.directory
     with (folder / "train.jsonl").open() as lines:
-        rows = [json.loads(line) for _, line in zip(range(int(count)), lines, strict=False)]
+        rows = [json.loads(line) for _, line in zip(range(args.first_rows), lines, strict=False)]
     for row in rows:
         row["labels"] = [bool(label) for label in row["labels"]]
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -53,4 +57,4 @@ def main(directory: str, count: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -9,9 +9,11 @@ import sys
 import types
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 import pytest
 
+from cfprm_jax.config import ModelConfig, PackingConfig
 from cfprm_jax.data.packing import tokens_placed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -21,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """The modules of bench/, which are not a package."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("common", "growth", "growth_parts", "startup", "traces")
+    names = ("common", "earlier_steps", "growth", "growth_parts", "profile_run", "startup", "traces")
     yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in names:
         del sys.modules[name]
@@ -147,3 +149,26 @@ def test_what_a_start_says_is_taken_apart(bench: types.SimpleNamespace) -> None:
 def test_a_start_that_fails_says_why(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-flag"):
         bench.startup.start(["--no-such-flag=1"], tmp_path)
+
+
+def test_earlier_steps_do_the_same_work(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
+    """And are other programs, so that their times say something."""
+    shape = bench.profile_run.ShapeOptions(hidden=64, layers=2, steps=2)
+    config = bench.profile_run.ProfileConfig(
+        shape, ModelConfig(dtype="float32", remat="none"), packing=PackingConfig(batch_size=8, row_shapes=1)
+    )
+    run = bench.profile_run.Run(config, jax.devices()[:1], tmp_path)
+    placed = run.put(run.loader.batch(0).packed)
+    first = jax.tree.map(np.asarray, run.state)
+    lower = run.built.train_step.lower(run.state, placed).as_text()
+    expected = {name: float(value) for name, value in run.step(placed).items()}
+    moved = jax.tree.map(np.asarray, run.state)
+    for name, earlier in bench.earlier_steps.EARLIER.items():
+        with earlier.in_force():
+            assert run.build(earlier.network(run.network)).train_step.lower(run.state, placed).as_text() != lower, name
+        run.state = jax.device_put(first, run.built.state_shardings)
+        found = run.step_without(earlier, placed)()
+        assert {key: float(value) for key, value in found.items()} == pytest.approx(expected, rel=1e-5, abs=1e-7), name
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), run.state.params, moved.params
+        )
