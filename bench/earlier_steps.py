@@ -48,6 +48,5 @@ EARLIER = {
     "all pairs in memory (--attention=xla)": Earlier(lambda network: dataclasses.replace(network, attention="xla")),
     "layers recomputed (--remat=layer)": Earlier(lambda network: dataclasses.replace(network, remat="layer")),
     "products over rows and tokens": Earlier(patch=(qwen2, "times", product_over_all_axes)),
-    "norms over rows and tokens": Earlier(patch=(qwen2, "flat_tokens", lambda x: x)),
     "embedding by indexing": Earlier(patch=(embedding, "take", indexed)),
 }

@@ -15,15 +15,11 @@ def matmul_precision(dtype: Any) -> jax.lax.Precision | None:
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
-def flat_tokens(x: Float[Array, "... embed"]) -> Float[Array, "tokens embed"]:
-    """One dimension for all tokens."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-
-
 def times(x: Float[Array, "... into"], kernel: Float[Array, "out into"]) -> Float[Array, "... out"]:
     """x W^T in the dtype of x."""
     # One dimension for all tokens. The gradient of W sums over them, and for a sum over two dimensions XLA on CPU first
     # writes dy out transposed, fused with what dy is computed from: operands read down columns, at a stride that misses
     # every cache, were a third of a small model's step.
-    y = jnp.einsum("ti,oi->to", flat_tokens(x), kernel.astype(x.dtype), precision=matmul_precision(x.dtype))
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    y = jnp.einsum("ti,oi->to", flat, kernel.astype(x.dtype), precision=matmul_precision(x.dtype))
     return y.reshape(*x.shape[:-1], kernel.shape[0])
