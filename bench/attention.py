@@ -132,12 +132,17 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots()
+    figure, axes = pyplot.subplots(layout="constrained")
+    lines = dict(zip(dict.fromkeys(row["backend"] for row in rows), ("--", "-", ":", "-."), strict=False))
     for row in rows:
         label = f"{row['backend']}, {row['kind']}: length^{row['exponent']}"
-        axes.loglog(row["lengths"], row["median_seconds"], "o-", label=label)
+        milliseconds = [1e3 * seconds for seconds in row["median_seconds"]]
+        axes.loglog(row["lengths"], milliseconds, marker="o", linestyle=lines[row["backend"]], label=label)
+    lengths = rows[0]["lengths"]
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("tokens of a row")
-    axes.set_ylabel("seconds of a layer's attention, both ways")
+    axes.set_ylabel("milliseconds of a layer's attention, both ways")
     axes.legend(fontsize=7)
     figure.savefig(path, dpi=150)
 

@@ -7,7 +7,8 @@ SCRIPT is called as `SCRIPT DIRECTORY FILE --questions=N --per_question=M --outp
 token_classification in float32. Both sides score the same candidates with the same weights on the CPU, in turn,
 --rounds times each, each in a process of its own on --threads cores. Time here is that of tokenising, packing,
 computing and reading scores out; compiling and reading weights are left out. Ends with the largest difference between
-two scores. --small is a quick look. Needs what SCRIPT needs.
+two scores. --packings=tree,sequence,none are as many sides of ours: what a side has over the next is worth of shared
+prefixes, and of rows that hold several. --small is a quick look. Needs what SCRIPT needs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def ours(options: argparse.Namespace) -> None:
     mesh = sharding.make_mesh(DeviceConfig(), select_devices()[:1])
     loaded = open_prm(options.model, "float32", mesh=mesh)
     loaded = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=options.max_length))
-    scorer = Scorer(loaded, batch_rows=options.batch_rows, mesh=mesh)
+    scorer = Scorer(loaded, options.packings, options.batch_rows, mesh=mesh)
     text = pathlib.Path(options.candidates).read_text().splitlines()
     if options.compile:  # the same shapes, so that the caches of compiled programs have them
         list(score_rows([(json.loads(line), "") for line in text], scorer, Counts()))
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--candidates", required=True)
     parser.add_argument("--questions", type=int, default=6)
     parser.add_argument("--per_question", type=int, default=32)
+    parser.add_argument("--packings", default="tree", help="of ours, comma-separated")
     parser.add_argument("--batch_rows", type=int, default=8)
     parser.add_argument("--max_length", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
@@ -101,49 +103,46 @@ def main() -> None:
     if options.small:
         options.questions, options.per_question, options.rounds = 1, 4, 1
 
-    runs: dict[str, list[dict]] = {"ours": [], "peer": []}
+    packings = options.packings.split(",")
+    runs: dict[str, list[dict]] = {name: [] for name in (*packings, "peer")}
     with tempfile.TemporaryDirectory() as folder:
         directory = pathlib.Path(folder)
         chosen = directory / "candidates.jsonl"
         first_rows(options.candidates, options.questions, options.per_question, chosen)
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": str(options.threads), "XLA_FLAGS": ""}
         environment |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        commands = {
-            "ours": [
-                *(sys.executable, __file__, f"--model={options.model}", f"--candidates={chosen}"),
-                *(
-                    f"--batch_rows={options.batch_rows}",
-                    f"--max_length={options.max_length}",
-                    f"--scores={directory / 'ours.json'}",
-                ),
-            ],
-            "peer": [
-                *(sys.executable, options.peer, options.model, str(chosen), f"--questions={options.questions}"),
-                *(f"--per_question={options.per_question}", f"--output={directory / 'peer.json'}"),
-            ],
-        }
+        ours_command = [sys.executable, __file__, f"--model={options.model}", f"--candidates={chosen}"]
+        ours_command += [f"--batch_rows={options.batch_rows}", f"--max_length={options.max_length}"]
+        scores = {name: directory / f"{name}.json" for name in runs}
+        commands = {name: [*ours_command, f"--packings={name}", f"--scores={scores[name]}"] for name in packings}
+        commands["peer"] = [
+            *(sys.executable, options.peer, options.model, str(chosen), f"--questions={options.questions}"),
+            *(f"--per_question={options.per_question}", f"--output={scores['peer']}"),
+        ]
         for number in range(options.rounds):
             for side, command in commands.items():
-                extra = ["--compile"] if side == "ours" and not number else []
+                extra = ["--compile"] if side != "peer" and not number else []
                 found = last_json([*command, *extra], environment, options.threads)
                 runs[side].append(found)
-                print(f"{side:5} {json.dumps(found)}", flush=True)
-        worst, steps = largest_difference(directory / "ours.json", directory / "peer.json")
+                print(f"{side:8} {json.dumps(found)}", flush=True)
+        differences = {name: largest_difference(scores[name], scores["peer"]) for name in packings}
     speeds = {side: [run["candidates_per_s"] for run in those] for side, those in runs.items()}
-    print("\n| side | candidates/s, median | lowest | highest |\n|---|---|---|---|")
+    medians = {side: statistics.median(those) for side, those in speeds.items()}
+    ratios = {name: medians[name] / medians["peer"] for name in packings}
+    print("\n| side | candidates/s, median | lowest | highest | times the peer | largest difference of scores |")
+    print("|---|---|---|---|---|---|")
     for side, those in speeds.items():
-        print(f"| {side} | {statistics.median(those):.3f} | {min(those):.3f} | {max(those):.3f} |")
-    ratio = statistics.median(speeds["ours"]) / statistics.median(speeds["peer"])
-    print(f"\nours / peer: {ratio:.2f}; largest difference of {steps:,} step scores: {worst:.1e}")
+        worst = f"{differences[side][0]:.1e} of {differences[side][1]:,}" if side != "peer" else ""
+        times = f"{ratios[side]:.2f}" if side != "peer" else "1"
+        print(f"| {side} | {medians[side]:.3f} | {min(those):.3f} | {max(those):.3f} | {times} | {worst} |")
     write_json(
         options.output,
         "torch",
         "transformers",
         runs=runs,
-        median_candidates_per_s={side: statistics.median(those) for side, those in speeds.items()},
-        ratio=ratio,
-        steps=steps,
-        largest_difference=worst,
+        median_candidates_per_s=medians,
+        ratios=ratios,
+        largest_differences={name: {"scores": steps, "largest": worst} for name, (worst, steps) in differences.items()},
     )
 
 
