@@ -21,6 +21,7 @@ from tiny_runs import TinyRuns, finish, rows, same_result, wait_for_step
 import cfprm_jax
 from cfprm_jax import export, flags, train
 from cfprm_jax.config import DeviceConfig
+from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import hf, lora, parameters
 from cfprm_jax.models.config import PRMConfig
@@ -229,8 +230,13 @@ def test_real_weights(shared, tmp_path):
     shardings = sharding.param_shardings(mesh, parameters.param_specs(config))
     base, _ = hf.load_params(directory, config, shardings=shardings, dtype=jnp.float32, head_key=jax.random.key(0))
     frozen = {"backbone": base["backbone"]}
-    tokens = np.random.default_rng(1).integers(0, 150_000, (1, 64))
-    inputs = (tokens, np.arange(64)[None], np.full((1, 64), 64))
+    record = json.loads(data.read_text().splitlines()[0])
+    steps = [step["completions"][0]["text"] for step in record["label"]["steps"]]
+    text = "\n\n".join([record["question"]["problem"], *steps])
+    tokens = np.array(load_tokenizer(directory)(text)["input_ids"])[None]
+    length = tokens.shape[1]
+    assert length > 64
+    inputs = (tokens, np.arange(length)[None], np.full((1, length), length))
     forward = jax.jit(apply, static_argnums=0)
     plain = forward(config, {**frozen, "head": adapted.trainable["head"]}, *inputs)
     unmerged = forward(config, lora.combine(frozen, adapted.trainable, adapted.adapters.scale), *inputs)
