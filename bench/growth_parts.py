@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pathlib
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from common import last_json, peak_memory, write_corpus
+from networks import fresh
 
 from cfprm_jax.config import (
     DeviceConfig,
@@ -26,7 +26,6 @@ from cfprm_jax.config import (
     ReadConfig,
 )
 from cfprm_jax.data.packing import PackedBatch, tokens_placed
-from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.training import program, sharding
 from cfprm_jax.training.flops import train_flops, visible_pairs
@@ -45,9 +44,7 @@ class Network:
         mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
         backend = sharding.attention_backend(attention, mesh, backbone, "float32")
         self.config = PRMConfig(backbone, dtype="float32", attention=backend, remat="none")
-        self.built = program.build(self.config, LossConfig(), OptimizerConfig(), 1000, mesh)
-        make = jax.jit(functools.partial(parameters.init_params, self.config), out_shardings=self.built.param_shardings)
-        self.state = self.built.init_state(make(jax.random.key(0)))
+        self.built, self.state = fresh(self.config, LossConfig(), OptimizerConfig(), mesh)
 
     def point(self, batch: PackedBatch) -> Point:
         return Point(self, batch)

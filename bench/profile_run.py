@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from common import write_corpus
 from earlier_steps import Earlier
+from networks import fresh, small_backbone
 
 from cfprm_jax.config import (
     DeviceConfig,
@@ -30,8 +31,8 @@ from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.packing import PackedBatch
-from cfprm_jax.models import hf, parameters
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models import hf
+from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.synthetic.tokenizer import make_tokenizer
 from cfprm_jax.training import optimizer, program, sharding
 
@@ -75,18 +76,12 @@ class Run:
         if named:
             backbone = hf.read_config(directory)[0]
         else:
-            heads, vocab = shape.hidden // 64, -(-len(tokenizer) // 128) * 128
-            sizes = (vocab, shape.hidden, 4 * shape.hidden, shape.layers, heads, max(heads // 2, 1), 64)
-            backbone = Qwen2Config(*sizes)
+            backbone = small_backbone(len(tokenizer), shape.hidden, shape.layers)
         self.mesh = sharding.make_mesh(DeviceConfig(), devices[:1])
         model = config.model
         backend = sharding.attention_backend(model.attention, self.mesh, backbone, model.dtype)
         self.network = PRMConfig(backbone, model.head, model.dtype, backend, model.remat)
-        self.built = self.build(self.network)
-        make = jax.jit(
-            functools.partial(parameters.init_params, self.network), out_shardings=self.built.param_shardings
-        )
-        self.state = self.built.init_state(make(jax.random.key(0)))
+        self.built, self.state = fresh(self.network, config.loss, config.optimizer, self.mesh)
         data = list(shape.train_data)
         if not data:
             data = [str(cache / "rows.jsonl")]

@@ -26,6 +26,8 @@ import time
 
 from common import last_json, select_devices, write_json
 
+from cfprm_jax.config import PACKINGS
+
 
 def ours(options: argparse.Namespace) -> None:
     """`score`'s own parts, in this process; prints a JSON line and writes the scores."""
@@ -104,6 +106,10 @@ def main() -> None:
         options.questions, options.per_question, options.rounds = 1, 4, 1
 
     packings = options.packings.split(",")
+    if wrong := set(packings) - set(PACKINGS):
+        parser.error(
+            f"--packings={options.packings}: {', '.join(sorted(wrong))}; expected some of {', '.join(PACKINGS)}"
+        )
     runs: dict[str, list[dict]] = {name: [] for name in (*packings, "peer")}
     with tempfile.TemporaryDirectory() as folder:
         directory = pathlib.Path(folder)

@@ -81,6 +81,8 @@ def main() -> None:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     with (args.directory / "train.jsonl").open() as lines:
         rows = [encode(tokenizer, json.loads(line), args.max_length) for line in lines]
+    if args.batch_size > len(rows):
+        parser.error(f"--batch_size={args.batch_size}: {args.directory / 'train.jsonl'} has {len(rows)} rows")
     model = AutoModelForTokenClassification.from_pretrained(
         args.directory / "model", num_labels=2, dtype=torch.float32, attn_implementation="sdpa"
     ).to(device)
@@ -102,7 +104,7 @@ def main() -> None:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             started, tokens = time.perf_counter(), 0
-        first = number * args.batch_size % max(len(rows) - args.batch_size + 1, 1)
+        first = number * args.batch_size % (len(rows) - args.batch_size + 1)
         batch = sorted(rows[first : first + args.batch_size], key=lambda row: -len(row[0]))
         count = labelled(batch)
         total = torch.zeros((), device=device)

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import transformers
 from common import select_devices, take_turns, write_json
+from networks import fresh, small_backbone
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
@@ -39,8 +40,7 @@ from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import Encoded, load_tokenizer
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import fit_shapes
-from cfprm_jax.models import parameters
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.training import program, sharding, step
 
 
@@ -97,14 +97,11 @@ def lay_out(
 
 def make_step(config: BenchConfig, vocab_size: int) -> tuple[program.Program, step.TrainState]:
     """The train step as the train command puts it together, and its first state."""
-    heads = config.width // 64
-    backbone = Qwen2Config(vocab_size, config.width, 4 * config.width, config.layers, heads, max(heads // 2, 1), 64)
+    backbone = small_backbone(vocab_size, config.width, config.layers)
     mesh = sharding.make_mesh(DeviceConfig(), select_devices("auto")[:1])
     backend = sharding.attention_backend("auto", mesh, backbone, "float32")
     network = PRMConfig(backbone, dtype="float32", attention=backend)
-    built = program.build(network, config.loss, OptimizerConfig(), 1000, mesh)
-    make = jax.jit(functools.partial(parameters.init_params, network), out_shardings=built.param_shardings)
-    return built, built.init_state(make(jax.random.key(config.seed)))
+    return fresh(network, config.loss, OptimizerConfig(), mesh, config.seed)
 
 
 def main(config: BenchConfig) -> int:
@@ -112,7 +109,7 @@ def main(config: BenchConfig) -> int:
     tokenizer = load_tokenizer(config.tokenizer, config.encoding.marker)
     batches, steps, longest = read_batches(config, tokenizer)
     laid_out = {packing: lay_out(batches, packing, config, steps, longest) for packing in config.packings}
-    built, state = make_step(config, -(-len(tokenizer) // 128) * 128)
+    built, state = make_step(config, len(tokenizer))
 
     started = time.perf_counter()
     for packed in {b.tokens.shape: b for packing in config.packings for b in laid_out[packing]}.values():

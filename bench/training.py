@@ -326,8 +326,8 @@ def main(config: BenchConfig) -> int:
         config = dataclasses.replace(
             config, rounds=1, batch_sizes=config.batch_sizes[:1], tree_trajectories=256, other_trajectories=32
         )
-    # The peer's process needs the device's memory beside ours.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    if config.peer_python:  # its process needs the device's memory beside ours
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     found = select_devices(config.platform)
     caches.use_compile_cache("auto")
     results: Sequence[dict[str, Any]] = []
