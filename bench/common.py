@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 def select_devices(platform: str = "cpu") -> list[Any]:
     """The devices of a platform, chosen and set up as the commands do it."""
-    from cfprm_jax.training import devices
+    from cfprm_jax.runtime import devices
 
     found = devices.select(platform)
     devices.keep_freed_memory(found)
@@ -39,7 +39,7 @@ def machine(devices: Sequence[Any] = ()) -> dict[str, Any]:
     if hasattr(os, "getloadavg"):
         about["load"] = os.getloadavg()
     if devices:
-        from cfprm_jax.training.devices import describe
+        from cfprm_jax.runtime.devices import describe
 
         about["devices"] = describe(devices)
     return about

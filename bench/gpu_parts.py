@@ -27,7 +27,9 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models import attention, parameters, prm
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.planning.shapes import known_backbone
-from cfprm_jax.training import devices, flops, program, sharding, step
+from cfprm_jax.runtime import devices
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import flops, program, step
 from cfprm_jax.training.program import Program
 from cfprm_jax.training.step import TrainState
 
@@ -214,8 +216,8 @@ def leaks(network: PRMConfig, params: Any, batch: PackedBatch, device: jax.Devic
 
 def built_for(config: CheckConfig, backbone: Qwen2Config, device: jax.Device) -> Program:
     """The program of a run on one device, as train builds it."""
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=1"), [device])
-    backend = sharding.attention_backend("auto", mesh, backbone, "bfloat16")
+    mesh = rules.make_mesh(DeviceConfig(mesh="data=1"), [device])
+    backend = rules.attention_backend("auto", mesh, backbone, "bfloat16")
     network = PRMConfig(backbone, dtype="bfloat16", attention=backend, remat="layer")
     options = OptimizerConfig(optimizer=config.optimizer)
     return program.build(network, LossConfig(), options, 1000, mesh, deterministic=config.deterministic)
@@ -254,7 +256,7 @@ def measure(config: CheckConfig, name: str, say: Say) -> None:
     built = built_for(config, backbone, device)
     network = built.network
     host = make_batch(config.rows, config.length, backbone.vocab_size)
-    batch = sharding.put_batch(host, built.batch_shardings)
+    batch = rules.put_batch(host, built.batch_shardings)
     tokens = config.rows * config.length
     arithmetic = flops.train_flops(network, tokens, flops.visible_pairs(host, tokens))
     peak = flops.peak_flops(device.device_kind)
@@ -292,7 +294,7 @@ def repeat(config: CheckConfig, say: Say) -> None:
     if not is_small(config):  # a real vocabulary, whose gradients are scattered
         backbone = dataclasses.replace(known_backbone("Qwen2.5-0.5B") or TINY, num_hidden_layers=4)
     built = built_for(config, backbone, device)
-    batch = sharding.put_batch(make_batch(config.rows, config.length, backbone.vocab_size), built.batch_shardings)
+    batch = rules.put_batch(make_batch(config.rows, config.length, backbone.vocab_size), built.batch_shardings)
     digests = []
     for _ in range(2):
         state = fresh_state(built)

@@ -27,7 +27,8 @@ from cfprm_jax.config import (
 )
 from cfprm_jax.data.packing import PackedBatch, tokens_placed
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.training import program, sharding
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import program
 from cfprm_jax.training.flops import train_flops, visible_pairs
 
 # Older than this, a file's hash is kept, so that the second opening of a corpus is one with a warm cache.
@@ -41,8 +42,8 @@ class Network:
 
     def __init__(self, attention: str) -> None:
         backbone = Qwen2Config(self.VOCAB, 128, 512, 1, 2, 1, 64)
-        mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
-        backend = sharding.attention_backend(attention, mesh, backbone, "float32")
+        mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+        backend = rules.attention_backend(attention, mesh, backbone, "float32")
         self.config = PRMConfig(backbone, dtype="float32", attention=backend, remat="none")
         self.built, self.state = fresh(self.config, LossConfig(), OptimizerConfig(), mesh)
 
@@ -60,7 +61,7 @@ class Point:
 
     def __init__(self, network: Network, batch: PackedBatch) -> None:
         self._network = network
-        self._batch = sharding.put_batch(batch, network.built.batch_shardings)
+        self._batch = rules.put_batch(batch, network.built.batch_shardings)
         self._step = compile_step(network.built, batch)
         found, tokens = self._step.cost_analysis(), tokens_placed(batch)
         self.costs = {
@@ -98,7 +99,7 @@ def devices_part(arguments: Sequence[str]) -> int:
     for layout, axes in (("whole weights", "data=-1,fsdp=1"), ("split weights", "data=1,fsdp=-1")):
         for number in numbers:
             mesh = (
-                sharding.make_mesh(DeviceConfig(mesh=axes), jax.devices("cpu")[:number])
+                rules.make_mesh(DeviceConfig(mesh=axes), jax.devices("cpu")[:number])
                 if host
                 else ahead.open_mesh(ACCELERATORS[name], number, axes)
             )
@@ -117,7 +118,7 @@ def devices_part(arguments: Sequence[str]) -> int:
 def _step_text(mesh: Any, rows: int, dtype: str) -> str:
     """The compiled step of a small network, of a width that 64 divides, on rows of 256 tokens."""
     backbone = Qwen2Config(2048, 256, 1024, 4, 4, 2, 64)
-    attention = sharding.attention_backend("auto", mesh, backbone, dtype)
+    attention = rules.attention_backend("auto", mesh, backbone, dtype)
     built = program.build(PRMConfig(backbone, "linear", dtype, attention), LossConfig(), OptimizerConfig(), 1000, mesh)
     whole, small = jax.ShapeDtypeStruct((rows, 256), jnp.int32), jax.ShapeDtypeStruct((64, 16), jnp.int32)
     labels = jax.ShapeDtypeStruct((64, 16), jnp.float32)

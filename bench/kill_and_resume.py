@@ -21,8 +21,8 @@ import time
 import jax
 import numpy as np
 
-from cfprm_jax.training import checkpoint
-from cfprm_jax.training.metrics import MEASURED
+from cfprm_jax.checkpoints import saving as checkpoint
+from cfprm_jax.run.metrics import MEASURED
 
 # The others of a run end by themselves when one is killed, within a heartbeat's time-out and what it takes to end.
 HEARTBEAT, SECONDS_TO_END = 10, 60

@@ -43,9 +43,9 @@ def write(directory: pathlib.Path, config: pathlib.Path, layers: int, shard_byte
     import ml_dtypes
     import numpy as np
 
+    from cfprm_jax.huggingface.safetensors_files import PlannedTensor, write_shards
     from cfprm_jax.models.config import PRMConfig, Qwen2Config
     from cfprm_jax.models.parameters import param_specs, walk
-    from cfprm_jax.models.safetensors_files import PlannedTensor, write_shards
 
     raw = json.loads(config.read_text())
     raw["num_hidden_layers"] = layers or raw["num_hidden_layers"]
@@ -82,18 +82,18 @@ def open_model(directory: pathlib.Path, devices: int) -> tuple[Any, Any, float]:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
     from cfprm_jax.config import DeviceConfig
-    from cfprm_jax.models import hf
+    from cfprm_jax.huggingface import loading
     from cfprm_jax.models.config import PRMConfig
     from cfprm_jax.models.parameters import param_specs
-    from cfprm_jax.training import sharding
+    from cfprm_jax.sharding import rules
 
-    backbone, _ = hf.read_config(directory)
+    backbone, _ = loading.read_config(directory)
     config = PRMConfig(backbone, dtype="bfloat16")
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=1,fsdp=-1,tensor=1"), select_devices())
-    shardings = sharding.param_shardings(mesh, param_specs(config))
+    mesh = rules.make_mesh(DeviceConfig(mesh="data=1,fsdp=-1,tensor=1"), select_devices())
+    shardings = rules.param_shardings(mesh, param_specs(config))
     key = jax.random.key(0)
     started = time.monotonic()
-    params, _ = hf.load_params(directory, config, shardings=shardings, dtype=jnp.bfloat16, head_key=key)
+    params, _ = loading.load_params(directory, config, shardings=shardings, dtype=jnp.bfloat16, head_key=key)
     jax.block_until_ready(params)
     return config, params, time.monotonic() - started
 
@@ -128,7 +128,7 @@ def part_write(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_load(options: argparse.Namespace) -> dict[str, Any]:
-    from cfprm_jax.models.safetensors_files import DTYPES, list_directory
+    from cfprm_jax.huggingface.safetensors_files import DTYPES, list_directory
 
     *_, seconds = open_model(options.source, options.devices)
     stored = sum(
@@ -141,8 +141,8 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
 
 def part_export(options: argparse.Namespace) -> dict[str, Any]:
     from cfprm_jax.config import EncodingConfig
-    from cfprm_jax.models.hf_export import export
-    from cfprm_jax.models.safetensors_files import list_directory
+    from cfprm_jax.huggingface.export import export
+    from cfprm_jax.huggingface.safetensors_files import list_directory
     from cfprm_jax.synthetic.tokenizer import make_tokenizer
 
     config, params, _ = open_model(options.source, options.devices)

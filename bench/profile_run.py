@@ -31,10 +31,11 @@ from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.packing import PackedBatch
-from cfprm_jax.models import hf
+from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.sharding import rules
 from cfprm_jax.synthetic.tokenizer import make_tokenizer
-from cfprm_jax.training import optimizer, program, sharding
+from cfprm_jax.training import optimizer, program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +75,12 @@ class Run:
         tokenizer = load_tokenizer(directory, config.encoding.marker) if named else make_tokenizer()
         shape = config.shape
         if named:
-            backbone = hf.read_config(directory)[0]
+            backbone = loading.read_config(directory)[0]
         else:
             backbone = small_backbone(len(tokenizer), shape.hidden, shape.layers)
-        self.mesh = sharding.make_mesh(DeviceConfig(), devices[:1])
+        self.mesh = rules.make_mesh(DeviceConfig(), devices[:1])
         model = config.model
-        backend = sharding.attention_backend(model.attention, self.mesh, backbone, model.dtype)
+        backend = rules.attention_backend(model.attention, self.mesh, backbone, model.dtype)
         self.network = PRMConfig(backbone, model.head, model.dtype, backend, model.remat)
         self.built, self.state = fresh(self.network, config.loss, config.optimizer, self.mesh)
         data = list(shape.train_data)
@@ -97,7 +98,7 @@ class Run:
         return program.build(network, self.config.loss, self.config.optimizer, 1000, self.mesh)
 
     def put(self, packed: PackedBatch) -> PackedBatch:
-        return sharding.put_batch(packed, self.built.batch_shardings)
+        return rules.put_batch(packed, self.built.batch_shardings)
 
     def step(self, placed: PackedBatch) -> dict[str, jax.Array]:
         self.state, metrics = self.built.train_step(self.state, placed)

@@ -42,16 +42,17 @@ from cfprm_jax.data.loader import Batch
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.models import embedding, parameters, prm
 from cfprm_jax.models.attention import attention
-from cfprm_jax.training import optimizer, sharding, step
+from cfprm_jax.run.metrics import MetricLog, Progress
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import optimizer, step
 from cfprm_jax.training.flops import train_flops, visible_pairs
-from cfprm_jax.training.metrics import MetricLog, Progress
 
 
 def parts_of(run: Run, placed: PackedBatch) -> dict[str, Callable[[], Any]]:
     """Calls that compute a part of the step on this batch."""
     net, params = run.network, run.state.params
     loss = losses.loss_function(run.config.loss)
-    forward = functools.partial(prm.apply, net, constrain=sharding.constrain_activations(run.mesh))
+    forward = functools.partial(prm.apply, net, constrain=rules.constrain_activations(run.mesh))
 
     def objective(params: Any) -> jax.Array:
         total, count = loss(step.step_scores(forward, params, placed), jnp.asarray(placed.labels))

@@ -30,9 +30,9 @@ def ours(options: argparse.Namespace) -> dict:
     from cfprm_jax.data.question_files import read_question_files
     from cfprm_jax.inference.policy import open_policy
     from cfprm_jax.inference.sampler import Prompt, Sampler, Sampling
-    from cfprm_jax.training import sharding
+    from cfprm_jax.sharding import rules
 
-    mesh = sharding.make_mesh(DeviceConfig(), select_devices()[:1])
+    mesh = rules.make_mesh(DeviceConfig(), select_devices()[:1])
     policy = open_policy(options.model, "float32", mesh)
     questions = read_question_files([options.questions])[: options.num_questions]
     encoder = Encoder(policy.tokenizer, EncodingConfig(max_length=policy.config.backbone.max_position_embeddings))

@@ -35,9 +35,9 @@ def ours(options: argparse.Namespace) -> None:
     from cfprm_jax.inference.load import open_prm
     from cfprm_jax.inference.rows import Counts, score_rows
     from cfprm_jax.inference.scorer import Scorer
-    from cfprm_jax.training import sharding
+    from cfprm_jax.sharding import rules
 
-    mesh = sharding.make_mesh(DeviceConfig(), select_devices()[:1])
+    mesh = rules.make_mesh(DeviceConfig(), select_devices()[:1])
     loaded = open_prm(options.model, "float32", mesh=mesh)
     loaded = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=options.max_length))
     scorer = Scorer(loaded, options.packings, options.batch_rows, mesh=mesh)

@@ -41,7 +41,8 @@ from cfprm_jax.data.encoding import Encoded, load_tokenizer
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import fit_shapes
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.training import program, sharding, step
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import program, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +99,8 @@ def lay_out(
 def make_step(config: BenchConfig, vocab_size: int) -> tuple[program.Program, step.TrainState]:
     """The train step as the train command puts it together, and its first state."""
     backbone = small_backbone(vocab_size, config.width, config.layers)
-    mesh = sharding.make_mesh(DeviceConfig(), select_devices("auto")[:1])
-    backend = sharding.attention_backend("auto", mesh, backbone, "float32")
+    mesh = rules.make_mesh(DeviceConfig(), select_devices("auto")[:1])
+    backend = rules.attention_backend("auto", mesh, backbone, "float32")
     network = PRMConfig(backbone, dtype="float32", attention=backend)
     return fresh(network, config.loss, OptimizerConfig(), mesh, config.seed)
 
@@ -113,7 +114,7 @@ def main(config: BenchConfig) -> int:
 
     started = time.perf_counter()
     for packed in {b.tokens.shape: b for packing in config.packings for b in laid_out[packing]}.values():
-        state, metrics = built.train_step(state, sharding.put_batch(packed, built.batch_shardings))
+        state, metrics = built.train_step(state, rules.put_batch(packed, built.batch_shardings))
         jax.block_until_ready(metrics)
     compiled = time.perf_counter() - started
 
@@ -122,7 +123,7 @@ def main(config: BenchConfig) -> int:
         nonlocal state
         start = time.perf_counter()
         for packed in laid_out[packing]:
-            state, metrics = built.train_step(state, sharding.put_batch(packed, built.batch_shardings))
+            state, metrics = built.train_step(state, rules.put_batch(packed, built.batch_shardings))
         jax.block_until_ready((state, metrics))
         return (time.perf_counter() - start) / len(batches), round(float(metrics["loss"]), 5)
 

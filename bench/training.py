@@ -52,10 +52,13 @@ from cfprm_jax.data.encoding import Encoded, load_tokenizer
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.packing import PackedBatch, pack
 from cfprm_jax.data.row_shapes import RowShapes
-from cfprm_jax.models import hf, prm
+from cfprm_jax.huggingface import loading
+from cfprm_jax.models import prm
 from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.training import caches, program, sharding, step
+from cfprm_jax.runtime import caches
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import program, step
 from cfprm_jax.training.flops import peak_flops, train_flops, visible_pairs
 
 
@@ -104,13 +107,13 @@ class Model:
         corpus = open_corpus(
             [str(directory / "train.jsonl")], ReadConfig(), GranularityConfig(), EncodingConfig(), tokenizer, cache
         )
-        mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
-        backbone, _ = hf.read_config(directory / "model")
-        backend = sharding.attention_backend("auto", mesh, backbone, dtype)
+        mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+        backbone, _ = loading.read_config(directory / "model")
+        backend = rules.attention_backend("auto", mesh, backbone, dtype)
         network = PRMConfig(backbone, dtype=dtype, attention=backend, remat="none")
         model = cls(directory.name, network, corpus, mesh, LossConfig(loss="bce"), None)  # type: ignore[arg-type]
         built = model.program(1)
-        params, _ = hf.load_params(
+        params, _ = loading.load_params(
             directory / "model", network, shardings=built.param_shardings, dtype=jnp.float32, head_key=jax.random.key(0)
         )
         model.state = built.init_state(params)
@@ -167,7 +170,7 @@ class Ours:
 
     def run(self, packed: PackedBatch) -> dict[str, jax.Array]:
         built = self.model.program(self.parts)
-        placed = sharding.put_batch(packed, built.batch_shardings)
+        placed = rules.put_batch(packed, built.batch_shardings)
         self.model.state, metrics = built.train_step(self.model.state, placed)
         return metrics
 
@@ -216,7 +219,7 @@ def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path
         length = -(-max(len(one.tokens) for one in encoded) // 128) * 128
         shapes = RowShapes.covering((length,), len(encoded))
         packed = pack(encoded, packing, shapes, len(encoded), most)
-        placed = sharding.put_batch(packed, built.batch_shardings)
+        placed = rules.put_batch(packed, built.batch_shardings)
         _, total, count = built.eval_step(model.state.params, placed)
         found[packing] = float(total) / float(count)
     return found
@@ -228,9 +231,9 @@ def parts(side: Ours) -> dict[str, Any]:
     net = model.network
     batches = sorted((side.loader.batch(k) for k in side.steps), key=lambda batch: batch.packed.tokens.size)
     chosen = batches[len(batches) // 2]
-    placed = sharding.put_batch(chosen.packed, built.batch_shardings)
+    placed = rules.put_batch(chosen.packed, built.batch_shardings)
     loss = losses.loss_function(model.loss)
-    forward = functools.partial(prm.apply, net, constrain=sharding.constrain_activations(model.mesh))
+    forward = functools.partial(prm.apply, net, constrain=rules.constrain_activations(model.mesh))
 
     def objective(params: Any, batch: PackedBatch) -> jax.Array:
         total, count = loss(step.step_scores(forward, params, batch), jnp.asarray(batch.labels))

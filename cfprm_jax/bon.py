@@ -12,12 +12,13 @@ from typing import Any
 
 from cfprm_jax import flags
 from cfprm_jax.config import AGGREGATIONS, option
+from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation import best_of_n, breakdown, page, plot, report
-from cfprm_jax.evaluation.candidates import Question, read_candidates
-from cfprm_jax.evaluation.grading import GRADERS, Grader
+from cfprm_jax.evaluation import best_of_n, breakdown
 from cfprm_jax.evaluation.pool import make_pool
-from cfprm_jax.progress import ProgressLine
+from cfprm_jax.grading.grader import GRADERS, Grader
+from cfprm_jax.report import page, plot, results
+from cfprm_jax.runtime.progress import ProgressLine
 
 # More processes than this wait for the one that reads.
 _MOST_PROCESSES = 16
@@ -98,7 +99,7 @@ class Result:
     @property
     def summary(self) -> str:
         """The main table with its caption."""
-        return report.summary(self.outcome)
+        return results.summary(self.outcome)
 
 
 def parse_sizes(texts: Sequence[str], flag: str) -> tuple[int, ...]:
@@ -142,14 +143,14 @@ def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Itera
         measured.append(best_of_n.outcomes(second, config.sizes, config.draws, config.seed, members))
         comparison = breakdown.compare(found, measured[1], config.resamples, config.seed)
     rows = [
-        report.PartRows(
+        results.PartRows(
             part,
             int(members[number].sum()),
             *(best_of_n.rows(each, members, number, config.resamples, config.seed) for each in measured),
         )
         for number, part in enumerate(parts)
     ]
-    outcome = report.results(
+    outcome = results.results(
         {**flags.as_dict(config), "n": list(config.sizes)},
         (config.name, config.name2)[: len(measured)],
         pool,
@@ -169,8 +170,8 @@ def _processors() -> int:
 
 def write(result: Result, directory: str | pathlib.Path) -> None:
     """Write everything but the picture, which takes longer than all else, into a directory that exists."""
-    report.write(result.outcome, directory)
-    page.write(result.outcome, result.page, pathlib.Path(directory) / report.PAGE)
+    results.write(result.outcome, directory)
+    page.write(result.outcome, result.page, pathlib.Path(directory) / results.PAGE)
 
 
 def read(inputs: Sequence[str]) -> Iterator[Question]:
@@ -211,11 +212,12 @@ def main(config: BonConfig) -> int:
     progress.clear()
     flags.write_config(config, directory)
     write(result, directory)
-    plot.write(result.outcome, directory / report.PLOT)
+    plot.write(result.outcome, directory / results.PLOT)
     print(
-        f"\n{result.summary}\nresults     {directory / report.RESULTS}, {report.TABLE}, {report.LATEX}, {report.PLOT}"
+        f"\n{result.summary}\n"
+        f"results     {directory / results.RESULTS}, {results.TABLE}, {results.LATEX}, {results.PLOT}"
     )
-    print(f"report      {directory / report.PAGE}")
+    print(f"report      {directory / results.PAGE}")
     return 0
 
 
@@ -244,7 +246,7 @@ def _refuse_other_content(directory: pathlib.Path) -> None:
     if not names:
         return
     try:
-        ours = "rows" in json.loads((directory / report.RESULTS).read_text())
+        ours = "rows" in json.loads((directory / results.RESULTS).read_text())
     except (OSError, ValueError):
         ours = False
     if not ours:

@@ -28,9 +28,10 @@ from cfprm_jax.experiments.cell import SUBSETS
 from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
-from cfprm_jax.train import TrainConfig
-from cfprm_jax.training import caches, devices, sharding
-from cfprm_jax.training.metrics import duration
+from cfprm_jax.run.metrics import duration
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime import caches, devices
+from cfprm_jax.sharding import rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def main(config: ExperimentConfig) -> int:
     say = functools.partial(print, flush=True)
     chosen = devices.select(config.device.platform)
     caches.use_compile_cache(config.compile_cache_dir)
-    mesh = sharding.make_mesh(config.device, chosen)
+    mesh = rules.make_mesh(config.device, chosen)
     say(f"devices     {devices.describe(chosen)}")
     say(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
     flags.write_config(config, config.output_dir)

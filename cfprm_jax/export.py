@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from cfprm_jax import flags
 from cfprm_jax.config import option
 from cfprm_jax.errors import UserError
-from cfprm_jax.progress import ProgressLine
+from cfprm_jax.runtime.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from cfprm_jax.models.hf_export import ExportReport
-    from cfprm_jax.training.checkpoint import LoadedAdapters, LoadedPRM
+    from cfprm_jax.checkpoints.saving import LoadedAdapters, LoadedPRM
+    from cfprm_jax.huggingface.export import ExportReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def main(config: ExportConfig) -> None:
     for name in ("checkpoint", "output_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is required")
-    from cfprm_jax.models.hf_export import PEFT_ADAPTER, check_output_dir
+    from cfprm_jax.huggingface.export import PEFT_ADAPTER, check_output_dir
 
     output_dir = pathlib.Path(config.output_dir)
     check_output_dir(output_dir)
@@ -75,9 +75,9 @@ def main(config: ExportConfig) -> None:
 
 
 def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
-    from cfprm_jax.models.hf_export import check_export, export
-    from cfprm_jax.training.checkpoint import load_for_inference, locate
-    from cfprm_jax.training.run_directory import GENERATION, MODEL
+    from cfprm_jax.checkpoints.saving import load_for_inference, locate
+    from cfprm_jax.huggingface.export import check_export, export
+    from cfprm_jax.run.directory import GENERATION, MODEL
 
     # The checkpoint's own float32, so that the type that is asked for is rounded to once.
     loaded = load_for_inference(config.checkpoint, dtype="float32")
@@ -100,8 +100,8 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
 
 
 def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
-    from cfprm_jax.models.peft import export_adapters
-    from cfprm_jax.training.checkpoint import load_adapters
+    from cfprm_jax.checkpoints.saving import load_adapters
+    from cfprm_jax.huggingface.peft import export_adapters
 
     loaded = load_adapters(config.checkpoint)
     return export_adapters(
@@ -120,8 +120,8 @@ def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
 
 def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> dict[str, str]:
     """The model card, and the flags of this export."""
-    from cfprm_jax import model_card
     from cfprm_jax.data.encoding import marker_id
+    from cfprm_jax.huggingface import model_card
 
     card = model_card.render(
         pathlib.Path(config.output_dir).resolve().name,
@@ -136,7 +136,7 @@ def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> dict[str
 
 
 def _base_model(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> str:
-    from cfprm_jax import model_card
+    from cfprm_jax.huggingface import model_card
 
     options = model_card.read_training(config.checkpoint).options
     return config.base_model or model_card.hub_name(options.get("model", ""), loaded.config.backbone.to_hf())

@@ -17,11 +17,11 @@ from cfprm_jax import flags
 from cfprm_jax.config import option
 from cfprm_jax.data import row_shapes
 from cfprm_jax.errors import UserError
-from cfprm_jax.models import hf
+from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
-from cfprm_jax.train import TrainConfig
+from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.training import flops
 
 # One after another, 32 solutions of PRM800K phase 1 fill 6 to 11 rows of 2,048; in trees of shared prefixes, fewer.
@@ -143,7 +143,7 @@ def find_backbone(model: str, model_config: str) -> Qwen2Config:
         except ValueError as error:
             raise UserError(f"--model_config={model_config} is not readable as JSON: {error}") from error
     if (pathlib.Path(model) / "config.json").is_file():
-        return hf.read_config(model)[0]
+        return loading.read_config(model)[0]
     backbone = shapes.known_backbone(model)
     if backbone is None:
         raise UserError(

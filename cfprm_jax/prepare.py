@@ -37,7 +37,7 @@ from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
-from cfprm_jax.progress import ProgressLine
+from cfprm_jax.runtime.progress import ProgressLine
 
 _ONE_STEP = "one step only: no coarse sample"
 _NO_WINDOW = "no whole window (--window_tail=drop)"

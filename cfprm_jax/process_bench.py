@@ -18,8 +18,8 @@ from cfprm_jax.config import ATTENTIONS, DeviceConfig, option
 from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import Accuracies, Labelled, accuracies, predict, tune
-from cfprm_jax.evaluation.tables import markdown
-from cfprm_jax.progress import ProgressLine
+from cfprm_jax.report.tables import markdown
+from cfprm_jax.runtime.progress import ProgressLine
 
 # Solutions that are scored together: enough to fill batches, few enough to see how it goes.
 _CHUNK = 128
@@ -148,11 +148,12 @@ def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> None:
     from cfprm_jax.inference.load import limited, open_prm
     from cfprm_jax.inference.rows import sigmoid
     from cfprm_jax.inference.scorer import Scorer
-    from cfprm_jax.training import devices, sharding
+    from cfprm_jax.runtime import devices
+    from cfprm_jax.sharding import rules
 
     chosen = devices.select(config.device.platform)
     devices.keep_freed_memory(chosen)
-    mesh = sharding.make_mesh(config.device, chosen)
+    mesh = rules.make_mesh(config.device, chosen)
     print(f"devices     {devices.describe(chosen)}", flush=True)
     loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
     scorer, progress = Scorer(limited(loaded, config.max_length), mesh=mesh), ProgressLine(sys.stdout)

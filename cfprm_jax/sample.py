@@ -18,9 +18,10 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.inference.policy import Policy, open_policy
 from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
 from cfprm_jax.inference.sampler import Generated, Prompt, Sampler, Sampling
-from cfprm_jax.progress import ProgressLine
-from cfprm_jax.training import caches, devices, sharding
-from cfprm_jax.training.metrics import duration
+from cfprm_jax.run.metrics import duration
+from cfprm_jax.runtime import caches, devices
+from cfprm_jax.runtime.progress import ProgressLine
+from cfprm_jax.sharding import rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ def main(config: SampleConfig) -> int:
     chosen = devices.select(config.device.platform)
     devices.keep_freed_memory(chosen)
     caches.use_compile_cache(config.compile_cache_dir)
-    mesh = sharding.make_mesh(config.device, chosen)
+    mesh = rules.make_mesh(config.device, chosen)
     fingerprint = {
         "model": fingerprint_of([pathlib.Path(config.model)], whole=False),
         "questions": fingerprint_of([file.path for file in expand(config.questions)], whole=True),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from cfprm_jax import flags
+from cfprm_jax.checkpoints.saving import locate
 from cfprm_jax.config import ATTENTIONS, PACKINGS, DeviceConfig, option
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
@@ -17,11 +18,11 @@ from cfprm_jax.inference.load import limited, open_prm
 from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.progress import ProgressLine
-from cfprm_jax.training import caches, devices, sharding
-from cfprm_jax.training.checkpoint import locate
-from cfprm_jax.training.metrics import duration
-from cfprm_jax.training.run_directory import CHECKPOINTS, MODEL
+from cfprm_jax.run.directory import CHECKPOINTS, MODEL
+from cfprm_jax.run.metrics import duration
+from cfprm_jax.runtime import caches, devices
+from cfprm_jax.runtime.progress import ProgressLine
+from cfprm_jax.sharding import rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def main(config: ScoreConfig) -> int:
     chosen = devices.select(config.device.platform)
     devices.keep_freed_memory(chosen)
     caches.use_compile_cache(config.compile_cache_dir)
-    mesh = sharding.make_mesh(config.device, chosen)
+    mesh = rules.make_mesh(config.device, chosen)
     fingerprint = {
         "model": _model_fingerprint(config),
         "input": fingerprint_of([file.path for file in files], whole=True),

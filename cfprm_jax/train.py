@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cfprm_jax.training.signals import StopSignal
+from cfprm_jax.runtime.signals import StopSignal
 
 if __name__ == "__main__":
     # Before the other imports, which take seconds: a signal that comes meanwhile is answered when the flags are known.
@@ -27,40 +27,25 @@ import transformers
 from jax.sharding import Mesh
 
 from cfprm_jax import bon, flags
+from cfprm_jax.checkpoints import retention, saving
 from cfprm_jax.config import DistributedConfig
+from cfprm_jax.data.candidates import Question
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Batch, Loader, difference
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.candidates import Question
 from cfprm_jax.inference import load as load_inference
 from cfprm_jax.inference.rows import scored_questions
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.training import (
-    adapters,
-    caches,
-    checkpoint,
-    determinism,
-    devices,
-    disk,
-    distributed,
-    evaluation,
-    flops,
-    initial_state,
-    inputs,
-    loop,
-    out_of_memory,
-    program,
-    refusals,
-    retention,
-    run_directory,
-    sharding,
-    summary,
-)
-from cfprm_jax.training.distributed import Processes, StopVote
-from cfprm_jax.training.inputs import Data, Network, Say, Sources
-from cfprm_jax.training.metrics import Log, MetricLog, Progress, SilentLog, duration
-from cfprm_jax.training.options import TrainConfig
+from cfprm_jax.run import directory as run_directory
+from cfprm_jax.run import evaluation, inputs, loop, summary, validate
+from cfprm_jax.run.inputs import Data, Network, Say, Sources
+from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog, duration
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime import caches, determinism, devices, disk, distributed, out_of_memory
+from cfprm_jax.runtime.distributed import Processes, StopVote
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import adapters, flops, initial_state, program
 from cfprm_jax.training.program import Program
 
 
@@ -81,7 +66,7 @@ def main(config: TrainConfig, asked: StopSignal | None = None) -> int:
     """
     if asked is not None:
         asked.end_with(functools.partial(end_by_signal, config, Processes()))
-    refusals.refuse(config)
+    validate.refuse(config)
     with distributed.session(config.distributed, config.device.platform) as processes:
         if asked is not None:
             asked.end_with(functools.partial(end_by_signal, config, processes))
@@ -147,12 +132,12 @@ def run(config: TrainConfig, processes: Processes, asked: StopSignal) -> int:
     with contextlib.ExitStack() as stack, processes.guard(), watch.explained():
         if processes.first:
             stack.enter_context(run_directory.locked(output_dir, config.run.resume))
-        if processes.share(lambda: checkpoint.newest(output_dir) or 0) != start:
+        if processes.share(lambda: saving.newest(output_dir) or 0) != start:
             raise UserError(f"--output_dir={output_dir}: another process has just trained there; start again")
         stop = StopVote(stack.enter_context(asked.installed()), chosen, processes.count)
         checkpoints = stack.enter_context(
             contextlib.closing(
-                checkpoint.Checkpoints(output_dir, config.run.keep_checkpoints, config.run.keep_best, processes)
+                saving.Checkpoints(output_dir, config.run.keep_checkpoints, config.run.keep_best, processes)
             )
         )
         batches = stack.enter_context(contextlib.closing(data.loader.iterator()))
@@ -193,7 +178,7 @@ def open_devices(config: TrainConfig, say: Say) -> tuple[list[jax.Device], Mesh]
         determinism.fix_collectives(os.environ)
     devices.keep_freed_memory(chosen)
     caches.use_compile_cache(config.run.compile_cache_dir)
-    mesh = sharding.make_mesh(config.device, chosen)
+    mesh = rules.make_mesh(config.device, chosen)
     say(f"devices     {devices.describe(chosen)}, mesh {', '.join(f'{k}={v}' for k, v in mesh.shape.items())}")
     if config.device.platform == "auto":
         say_if(devices.unused_accelerator(chosen), say)
@@ -261,7 +246,7 @@ def exit_status(config: TrainConfig, received: signal.Signals) -> int:
 def end_by_signal(config: TrainConfig, processes: Processes, received: signal.Signals) -> NoReturn:
     """End at once, before the first step or when all steps are done: what is to be saved is saved."""
     output_dir = pathlib.Path(config.run.output_dir)
-    saved = checkpoint.newest(output_dir) if config.run.output_dir else None
+    saved = saving.newest(output_dir) if config.run.output_dir else None
     if saved is None:
         told = "no step is saved yet; start the same command again, with --resume=auto"
     else:

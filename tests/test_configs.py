@@ -8,7 +8,7 @@ import re
 import pytest
 
 from cfprm_jax import flags
-from cfprm_jax.train import TrainConfig
+from cfprm_jax.run.options import TrainConfig
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 EXPERIMENTS = sorted(p for p in (CONFIGS / "paper").glob("*.flags") if not p.stem.endswith("base"))

@@ -130,9 +130,10 @@ def test_it_goes_on_where_it_was_and_cells_come_out_the_same_to_the_bit(done, ca
 def test_other_options_make_other_cells(done):
     grid, materials = experiment.plan(configure(done))
     from cfprm_jax.experiments.runner import Runner
-    from cfprm_jax.training import devices, sharding
+    from cfprm_jax.runtime import devices
+    from cfprm_jax.sharding import rules
 
-    mesh = sharding.make_mesh(materials.base.device, devices.select("cpu"))
+    mesh = rules.make_mesh(materials.base.device, devices.select("cpu"))
     runner = Runner(materials, mesh, lambda line: None)
     changed = dataclasses.replace(
         materials.base, optimizer=dataclasses.replace(materials.base.optimizer, learning_rate=3e-3)

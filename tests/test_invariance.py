@@ -27,7 +27,8 @@ from cfprm_jax.data.windows import merge
 from cfprm_jax.models import prm
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import init_params, map_specs, param_specs, walk
-from cfprm_jax.training import sharding, step
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import step
 
 LOSSES = ("bce", "mse", "q_ranking")
 CONFIG = PRMConfig(Qwen2Config(32, 16, 24, 2, 4, 2, 4, rope_theta=100.0, initializer_range=0.25))
@@ -215,15 +216,15 @@ class TrainStep:
     """The train step on a mesh, with gradients in place of the optimizer's state."""
 
     def __init__(self, loss: str, accumulation: int = 1, mesh: str = "data=1", devices: int = 1) -> None:
-        place = sharding.make_mesh(DeviceConfig(mesh=mesh), jax.devices()[:devices])
+        place = rules.make_mesh(DeviceConfig(mesh=mesh), jax.devices()[:devices])
         tx = KeepGradients()
-        shardings = sharding.param_shardings(place, param_specs(CONFIG))
+        shardings = rules.param_shardings(place, param_specs(CONFIG))
         self.state_shardings = step.state_shardings(tx, shardings, place)
-        self.batch_shardings = sharding.batch_shardings(place)
+        self.batch_shardings = rules.batch_shardings(place)
         self.tx = tx
         pure = functools.partial(
             step.train_step,
-            forward=functools.partial(prm.apply, CONFIG, constrain=sharding.constrain_activations(place)),
+            forward=functools.partial(prm.apply, CONFIG, constrain=rules.constrain_activations(place)),
             loss=losses.loss_function(LossConfig(loss=loss)),
             config=OptimizerConfig(accumulation=accumulation, max_grad_norm=0.0),
             tx=tx,
@@ -235,7 +236,7 @@ class TrainStep:
         """Loss and gradients."""
         weights = jax.device_put(jax.tree.map(np.asarray, params()), self.state_shardings.params)
         state = step.init_state(weights, self.tx, self.state_shardings)
-        placed = sharding.put_batch(batch, self.batch_shardings)
+        placed = rules.put_batch(batch, self.batch_shardings)
         # Barely optimised, as above.
         compiled = self.step.lower(state, placed).compile({"xla_backend_optimization_level": 0})
         state, metrics = compiled(state, placed)

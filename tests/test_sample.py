@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from tiny_policies import write_language_model
 
 from cfprm_jax import flags, sample
-from cfprm_jax.evaluation.candidates import read_candidates
+from cfprm_jax.data.candidates import read_candidates
 
 QUESTIONS = 6
 

@@ -19,7 +19,7 @@ import cfprm_jax
 from cfprm_jax import flags, score, synthetic
 from cfprm_jax.config import EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
-from cfprm_jax.models import hf
+from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import init_params
 
@@ -34,10 +34,10 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def prm(world, tmp_path_factory):
     directory = tmp_path_factory.mktemp("export") / "prm"
-    config = PRMConfig(hf.read_config(world.model)[0])
+    config = PRMConfig(loading.read_config(world.model)[0])
     encoding = EncodingConfig(max_length=96, system_prompt="")
     params = init_params(config, jax.random.key(0))
-    hf.export(directory, params, config, load_tokenizer(world.model), encoding, dtype="float32")
+    loading.export(directory, params, config, load_tokenizer(world.model), encoding, dtype="float32")
     return directory
 
 

@@ -12,8 +12,9 @@ import pytest
 from tiny_runs import finish, rows, same_result, wait_for_step, write_corpus, write_model
 
 from cfprm_jax import flags, train
+from cfprm_jax.checkpoints import saving
 from cfprm_jax.errors import UserError
-from cfprm_jax.training import checkpoint, run_directory
+from cfprm_jax.run import directory
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_a_run(world, straight) -> None:
     assert 0 <= final["eval_step_accuracy"] <= 1
     assert steps[-1]["loss"] < steps[order.index(1)]["loss"] + 1
     assert {p.name for p in run.iterdir()} >= {"config.json", "run.flags", "metrics.jsonl", "tensorboard", "model"}
-    loaded = checkpoint.load_for_inference(run, "bfloat16")
+    loaded = saving.load_for_inference(run, "bfloat16")
     assert loaded.meta["step"] == len(steps)
     assert loaded.meta["loss"] == "q_ranking"
     assert loaded.encoding.system_prompt == "Score."
@@ -57,7 +58,7 @@ def test_a_run(world, straight) -> None:
     assert loaded.params["head"]["output"]["kernel"].dtype == "float32"
     assert len(loaded.tokenizer("<extra_0>")["input_ids"]) == 1
     older = min(int(p.name) for p in (run / "checkpoints").iterdir())
-    assert checkpoint.load_for_inference(run / "checkpoints" / str(older)).meta["step"] == older < len(steps)
+    assert saving.load_for_inference(run / "checkpoints" / str(older)).meta["step"] == older < len(steps)
     again = flags.parse(train.TrainConfig, ["train", f"--flagfile={run / 'run.flags'}"])
     assert json.loads(json.dumps(flags.as_dict(again))) == json.loads((run / "config.json").read_text())
 
@@ -148,6 +149,6 @@ def test_candidates_that_the_table_cannot_use_are_refused_before_training(tiny, 
 
 
 def test_a_run_that_goes_on_is_left_alone(tiny, world) -> None:
-    with run_directory.locked(world / "busy", "never"):
+    with directory.locked(world / "busy", "never"):
         assert "another process is training there" in refused(tiny.arguments("busy"))
     assert [path.name for path in (world / "busy").iterdir()] == ["lock"]

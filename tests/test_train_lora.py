@@ -20,13 +20,15 @@ from tiny_runs import TinyRuns, finish, rows, same_result, wait_for_step
 
 import cfprm_jax
 from cfprm_jax import export, flags, train
+from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import DeviceConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.models import hf, lora, parameters
+from cfprm_jax.huggingface import loading
+from cfprm_jax.models import lora, parameters
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.prm import apply
-from cfprm_jax.training import checkpoint, sharding
+from cfprm_jax.sharding import rules
 
 LORA = {"init": "pretrained", "lora_rank": 2, "lora_alpha": 8, "lora_targets": "q_proj,value,down"}
 QUESTION, STEPS = "What is 2?", ["1+1", "2"]
@@ -36,7 +38,7 @@ QUESTION, STEPS = "What is 2?", ["1+1", "2"]
 def tiny(tmp_path_factory) -> TinyRuns:
     """Of a model with random weights, stored in bfloat16 as a language model's."""
     made = TinyRuns(tmp_path_factory.mktemp("lora"))
-    config = PRMConfig(hf.read_config(made.directory / "model")[0])
+    config = PRMConfig(loading.read_config(made.directory / "model")[0])
     generator = np.random.default_rng(0)
     tensors = {}
     for path, spec in parameters.walk(parameters.param_specs(config)):
@@ -68,8 +70,8 @@ def exported(run, directory, *arguments) -> pathlib.Path:
 
 def test_only_adapters_and_head_change(tiny, run):
     """Merged, every parameter that has no adapter is the backbone's to the bit, and those that have one have moved."""
-    loaded = checkpoint.load_for_inference(run, "float32")
-    base, _ = hf.load_params(tiny.directory / "model", loaded.config, head_key=jax.random.key(0))
+    loaded = saving.load_for_inference(run, "float32")
+    base, _ = loading.load_params(tiny.directory / "model", loaded.config, head_key=jax.random.key(0))
     changed = {
         path
         for (path, before), (_, after) in zip(parameters.walk(base), parameters.walk(loaded.params), strict=True)
@@ -81,7 +83,7 @@ def test_only_adapters_and_head_change(tiny, run):
 
 
 def test_a_checkpoint_holds_no_backbone(run):
-    step = checkpoint.newest(run)
+    step = saving.newest(run)
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         stored = handler.metadata(run / "checkpoints" / str(step) / "state").tree
     names = list(ocp.tree.to_flat_dict(stored, sep="/"))
@@ -94,8 +96,8 @@ def test_a_checkpoint_holds_no_backbone(run):
 
 
 def test_merged_equals_unmerged(tiny, run):
-    loaded, adapted = checkpoint.load_for_inference(run, "float32"), checkpoint.load_adapters(run)
-    base, _ = hf.load_params(tiny.directory / "model", loaded.config, head_key=jax.random.key(0))
+    loaded, adapted = saving.load_for_inference(run, "float32"), saving.load_adapters(run)
+    base, _ = loading.load_params(tiny.directory / "model", loaded.config, head_key=jax.random.key(0))
     both = lora.combine({"backbone": base["backbone"]}, adapted.trainable, adapted.adapters.scale)
     tokens = np.random.default_rng(1).integers(0, 256, (2, 40))
     inputs = (tokens, np.arange(40)[None].repeat(2, 0), np.full((2, 40), 40))
@@ -138,7 +140,7 @@ def test_peft_loads_its_adapters(tiny, run, tmp_path):
     library = pytest.importorskip("peft")
     out = exported(run, tmp_path / "out", "--format=peft_adapter")
     model = library.AutoPeftModelForTokenClassification.from_pretrained(out, dtype=torch.float32).eval()
-    loaded = checkpoint.load_for_inference(run, "float32")
+    loaded = saving.load_for_inference(run, "float32")
     tokens = np.random.default_rng(1).integers(0, 256, (1, 40))
     z = jax.jit(apply, static_argnums=0)(
         loaded.config, loaded.params, tokens, np.arange(40)[None], np.full((1, 40), 40)
@@ -224,11 +226,11 @@ def test_real_weights(shared, tmp_path):
         "data_cache_dir": tmp_path / "cache",
     }
     assert run_here([f"--{name}={value}" for name, value in given.items()]) == 0
-    adapted = checkpoint.load_adapters(tmp_path / "run")
+    adapted = saving.load_adapters(tmp_path / "run")
     config = dataclasses.replace(adapted.config, attention="xla")
-    mesh = sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
-    shardings = sharding.param_shardings(mesh, parameters.param_specs(config))
-    base, _ = hf.load_params(directory, config, shardings=shardings, dtype=jnp.float32, head_key=jax.random.key(0))
+    mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+    shardings = rules.param_shardings(mesh, parameters.param_specs(config))
+    base, _ = loading.load_params(directory, config, shardings=shardings, dtype=jnp.float32, head_key=jax.random.key(0))
     frozen = {"backbone": base["backbone"]}
     record = json.loads(data.read_text().splitlines()[0])
     steps = [step["completions"][0]["text"] for step in record["label"]["steps"]]

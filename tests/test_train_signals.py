@@ -12,7 +12,7 @@ import threading
 import pytest
 from tiny_runs import finish, rows, same_result
 
-from cfprm_jax.training import checkpoint, retention
+from cfprm_jax.checkpoints import retention, saving
 
 NOTHING_SAVED = "no step is saved yet; start the same command again, with --resume=auto"
 # The real command, with something that happens at a certain moment of it.
@@ -124,16 +124,16 @@ def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, last: bool) -> N
     text = finish(driven(cut, given), status=0)
     assert f"stopped by SIGTERM after step {step}, which is saved; resume with: " in text
     assert "done  " not in text
-    assert checkpoint.read_meta(run, step)["metrics"] is None
+    assert saving.read_meta(run, step)["metrics"] is None
     again = [*given, "--resume=auto"]
     killed = 'before(checkpoint.Checkpoints, "add_evaluation", 1, lambda: send(signal.SIGKILL))'
     finish(driven(killed, again), status=-signal.SIGKILL)
     assert [row["step"] for row in rows(run) if "eval_auroc" in row] == [6, 12][: step // 6]
-    assert checkpoint.read_meta(run, step)["metrics"] is None
+    assert saving.read_meta(run, step)["metrics"] is None
     finish(tiny.start(again))
     same_result(straight, run)
     for at in retention.complete(straight / "checkpoints"):
-        metrics = [checkpoint.read_meta(directory, at)["metrics"] for directory in (straight, run)]
+        metrics = [saving.read_meta(directory, at)["metrics"] for directory in (straight, run)]
         assert metrics[0] is not None and metrics[0] == metrics[1]
     assert (straight / "best").resolve().name == (run / "best").resolve().name
 

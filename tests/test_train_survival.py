@@ -12,7 +12,7 @@ import time
 import pytest
 from tiny_runs import finish, params, rows, same_result, wait_for_step
 
-from cfprm_jax.training import checkpoint, retention
+from cfprm_jax.checkpoints import retention, saving
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def occupied(folder: pathlib.Path) -> int:
 def test_a_full_disk_costs_nothing_that_was_saved(tiny, small_disk) -> None:
     """Room for two checkpoints, not three: one line, no traceback, no waiting; with more room it goes on as ever."""
     straight, _ = tiny.straight()
-    newest = occupied(straight / "checkpoints" / str(checkpoint.newest(straight)))
+    newest = occupied(straight / "checkpoints" / str(saving.newest(straight)))
     others = occupied(straight) - occupied(straight / "checkpoints")
     run = small_disk(others + newest * 5 // 2) / "run"
     given = [*tiny.arguments("full"), f"--output_dir={run}"]
@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tiny) -> None:
     straight, _ = tiny.straight()
     run = tiny.directory / "damaged"
     shutil.copytree(straight, run)
-    newest = checkpoint.newest(run)
+    newest = saving.newest(run)
     largest = max((run / "checkpoints" / str(newest)).rglob("d/*"), key=lambda path: path.stat().st_size)
     raw = bytearray(largest.read_bytes())
     raw[::16] = bytes(byte ^ 4 for byte in raw[::16])  # some bytes may be of what was written over, and not be read
@@ -98,14 +98,14 @@ def test_the_best_stays_and_nothing_compiles_twice(tiny) -> None:
     curve = {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row}
     best = max(curve, key=lambda step: (curve[step], -step))
     assert set(retention.complete(run / "checkpoints")) == {best, 12}
-    assert checkpoint.locate(run / "best") == (run, best)
-    assert checkpoint.read_meta(run, best)["metrics"]["auroc"] == curve[best]
+    assert saving.locate(run / "best") == (run, best)
+    assert saving.read_meta(run, best)["metrics"]["auroc"] == curve[best]
     assert params(run / "best").keys() == params(run, best).keys()
     assert best < 12
     shutil.rmtree(run / "checkpoints" / "12")
     text = finish(tiny.start([*tiny.arguments("best_kept", **options), "--resume=auto"], JAX_LOG_COMPILES="1"))
     assert (compilations(text, "train_step"), compilations(text, "step")) == (1, 1)
-    assert checkpoint.locate(run / "best") == (run, best)
+    assert saving.locate(run / "best") == (run, best)
     assert {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row} == curve
 
 
@@ -124,8 +124,8 @@ def test_killed_with_the_compact_optimizer_and_trees_it_comes_to_the_same_end(ti
     process.communicate()
     assert "resume      " in finish(tiny.start([*given, "--resume=auto"]))
     same_result(straight, run)
-    (a, b), last = ((straight, run), checkpoint.newest(straight))
-    sums = [checkpoint.read_meta(directory, last)["checksums"] for directory in (a, b)]
+    (a, b), last = ((straight, run), saving.newest(straight))
+    sums = [saving.read_meta(directory, last)["checksums"] for directory in (a, b)]
     assert any(name.endswith("/low") for name in sums[0])
     assert sums[0] == sums[1]
 

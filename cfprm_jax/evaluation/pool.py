@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from cfprm_jax.data.candidates import Candidate, Question
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.candidates import Candidate, Question
-from cfprm_jax.evaluation.grading import Judgement
+from cfprm_jax.grading.grader import Judgement
 
 FIELDS = ("level", "subject", "perturbation_type")
 """Fields of a question's row, as MATH500 and GSM-Plus have them, by which accuracies are also given."""

@@ -22,19 +22,21 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
+from cfprm_jax.checkpoints.saving import LoadedPRM
 from cfprm_jax.config import LossConfig, OptimizerConfig
+from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.candidates import read_candidates
-from cfprm_jax.evaluation.grading import Grader
+from cfprm_jax.grading.grader import Grader
+from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.scorer import Item, Plan, Scorer
-from cfprm_jax.models import hf
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.train import TrainConfig
-from cfprm_jax.training import caches, program, sharding
-from cfprm_jax.training.checkpoint import LoadedPRM
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime import caches
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import program
 
 AGGREGATIONS = ("min", "last")
 SUBSETS = ("first", "all")
@@ -122,9 +124,9 @@ class Bench:
           UserError: what the command raises, or a loss that is not finite.
         """
         model = config.model
-        backbone, _ = hf.read_config(model.model)
+        backbone, _ = loading.read_config(model.model)
         backbone.refuse_length(config.encoding.max_length)
-        attention = sharding.attention_backend(model.attention, self._mesh, backbone, model.dtype)
+        attention = rules.attention_backend(model.attention, self._mesh, backbone, model.dtype)
         network = PRMConfig(backbone, model.head, model.dtype, attention, model.remat)
         tokenizer = load_tokenizer(model.model, config.encoding.marker, backbone.vocab_size)
         corpus = open_corpus(
@@ -141,11 +143,11 @@ class Bench:
             config.packing,
             config.encoding,
             config.run.seed,
-            sharding.row_multiple(self._mesh) * config.optimizer.accumulation,
+            rules.row_multiple(self._mesh) * config.optimizer.accumulation,
         )
         num_steps = min(loader.num_steps, config.run.max_steps or loader.num_steps)
         built = _program(network, config.loss, config.optimizer, num_steps, self._mesh)
-        params, _ = hf.load_params(
+        params, _ = loading.load_params(
             model.model,
             network,
             shardings=built.param_shardings,
@@ -158,7 +160,7 @@ class Bench:
         with contextlib.closing(loader.iterator()) as batches:
             for _ in range(num_steps):
                 batch = next(batches)
-                state, metrics = built.train_step(state, sharding.put_batch(batch.packed, built.batch_shardings))
+                state, metrics = built.train_step(state, rules.put_batch(batch.packed, built.batch_shardings))
                 losses.append(metrics["loss"])
                 tokens += batch.tokens_computed
         params = state.params

@@ -32,9 +32,9 @@ from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.experiments import laboratory
 from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
 from cfprm_jax.experiments.grid import COMPUTE, MATCHED, TREATMENTS, Cell
-from cfprm_jax.train import TrainConfig
-from cfprm_jax.training import caches
-from cfprm_jax.training.metrics import duration
+from cfprm_jax.run.metrics import duration
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime import caches
 
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from cfprm_jax.checkpoints.saving import LoadedPRM, load_for_inference
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.models import hf
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import param_specs
-from cfprm_jax.training import sharding
-from cfprm_jax.training.checkpoint import LoadedPRM, load_for_inference
-from cfprm_jax.training.run_directory import CHECKPOINTS, compute_dtype, read_prm
+from cfprm_jax.run.directory import CHECKPOINTS, compute_dtype, read_prm
+from cfprm_jax.sharding import rules
 
 
 def open_prm(
@@ -47,21 +47,21 @@ def open_prm(
     """
     path = pathlib.Path(path)
     if not path.is_dir():
-        raise hf.no_such_directory(path, "a run of train, a checkpoint or a Hugging Face directory")
+        raise loading.no_such_directory(path, "a run of train, a checkpoint or a Hugging Face directory")
     target = path.resolve()  # of RUN/best
     if target.name == CHECKPOINTS or target.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir():
         return load_for_inference(path, dtype, attention, mesh)
-    head = hf.head_of(path)
+    head = loading.head_of(path)
     if head is None:
         raise UserError(f"{path} has no reward head (score.*): it is a language model, not a process reward model")
     meta, described = read_prm(path)
-    backbone, raw = hf.read_config(path)
+    backbone, raw = loading.read_config(path)
     dtype = compute_dtype(dtype, meta, raw)
-    mesh = mesh or sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
-    backend = sharding.attention_backend(attention, mesh, backbone, dtype)
+    mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+    backend = rules.attention_backend(attention, mesh, backbone, dtype)
     config = PRMConfig(backbone=backbone, head=head, dtype=dtype, attention=backend, remat="none")
-    shardings = sharding.param_shardings(mesh, param_specs(config))
-    params, _ = hf.load_params(path, config, shardings=shardings, dtype=jnp.dtype(dtype))
+    shardings = rules.param_shardings(mesh, param_specs(config))
+    params, _ = loading.load_params(path, config, shardings=shardings, dtype=jnp.dtype(dtype))
     encoding = described or encoding or EncodingConfig()
     tokenizer = load_tokenizer(path, encoding.marker, backbone.vocab_size)
     return LoadedPRM(config, params, tokenizer, encoding, meta)

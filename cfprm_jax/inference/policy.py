@@ -15,13 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface.safetensors_files import StoredTensor, list_directory
 from cfprm_jax.inference.decoder import DecoderParams
-from cfprm_jax.models import hf
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import param_specs
-from cfprm_jax.models.safetensors_files import StoredTensor, list_directory
-from cfprm_jax.training import sharding
-from cfprm_jax.training.run_directory import GENERATION, compute_dtype
+from cfprm_jax.run.directory import GENERATION, compute_dtype
+from cfprm_jax.sharding import rules
 
 _LM_HEAD = "lm_head.weight"
 
@@ -52,8 +52,8 @@ def open_policy(directory: str | pathlib.Path, dtype: str, mesh: Mesh) -> Policy
       UserError: a directory that is no Qwen2 language model, has no weights, or no token that ends a turn.
     """
     directory = pathlib.Path(directory)
-    backbone, raw = hf.read_config(directory)
-    if hf.head_of(directory) is not None:
+    backbone, raw = loading.read_config(directory)
+    if loading.head_of(directory) is not None:
         raise UserError(f"{directory} has a reward head (score.*): it is a process reward model, which says nothing")
     dtype = compute_dtype(dtype, {}, raw)
     # One prompt is short, and is computed once for all its candidates: no kernel is worth its limits here.
@@ -62,9 +62,9 @@ def open_policy(directory: str | pathlib.Path, dtype: str, mesh: Mesh) -> Policy
     tokenizer = load_tokenizer(directory, vocab_size=backbone.vocab_size)
     stops = stop_ids(directory, raw, tokenizer)
     specs = param_specs(config)
-    shardings = sharding.param_shardings(mesh, specs)
+    shardings = rules.param_shardings(mesh, specs)
     # The reward head that this asks for is the price of one way to load; it is dropped.
-    params, _ = hf.load_params(
+    params, _ = loading.load_params(
         directory, config, shardings=shardings, dtype=jnp.dtype(dtype), head_key=jax.random.key(0)
     )
     backbone_params = params.pop("backbone")

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from cfprm_jax.data.candidates import Question, parse_question
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.candidates import Question, parse_question
 from cfprm_jax.inference.scorer import Computation, Plan, Scorer
 
 SourcedRow = tuple[dict[str, Any], str]

@@ -30,7 +30,7 @@ from cfprm_jax.inference.choice import choose
 from cfprm_jax.inference.decoder import BLOCK, STRIDE, DecoderParams, KeysValues, Place
 from cfprm_jax.inference.policy import Policy
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.training import sharding
+from cfprm_jax.sharding import rules
 
 # Rows a device are a multiple of this: with three, XLA's CPU kernels let the last bit depend on the cache's length.
 _FEWEST = 8
@@ -103,7 +103,7 @@ class Sampler:
         Args:
           rows: candidates that decode at once, rounded up to a multiple of 8 for every device that splits them.
         """
-        multiple = _FEWEST * (1 if mesh is None else sharding.row_multiple(mesh))
+        multiple = _FEWEST * (1 if mesh is None else rules.row_multiple(mesh))
         self.rows = -(-rows // multiple) * multiple
         self.counts = Counts()
         self._policy, self._sampling, self._mesh = policy, sampling, mesh
@@ -291,7 +291,7 @@ def _cache_blocks(columns: int) -> int:
 
 def _cache_sharding(mesh: Mesh, kv_heads: int) -> NamedSharding:
     heads = "tensor" if kv_heads % mesh.shape["tensor"] == 0 else None
-    return NamedSharding(mesh, PartitionSpec(None, sharding.ROW_AXES, heads))
+    return NamedSharding(mesh, PartitionSpec(None, rules.ROW_AXES, heads))
 
 
 def _placed(mesh: Mesh | None, cache: KeysValues) -> KeysValues:

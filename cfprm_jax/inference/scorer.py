@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float32, Int32
 
+from cfprm_jax.checkpoints.saving import LoadedPRM
 from cfprm_jax.data.encoding import Encoded, Encoder
 from cfprm_jax.data.packing import forest_of, pack
 from cfprm_jax.data.partition import common_prefix
@@ -31,8 +32,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import Params
 from cfprm_jax.models.qwen2 import unconstrained
-from cfprm_jax.training import sharding
-from cfprm_jax.training.checkpoint import LoadedPRM
+from cfprm_jax.sharding import rules
 
 Item = tuple[str, Sequence[str]]
 """A question and the steps of one solution."""
@@ -122,11 +122,11 @@ class Scorer:
         width = loaded.config.backbone.hidden_size
         self._attention = _ATTENTION_WIDTHS * width
         self._lengths = (row_length,) if row_length else _lengths(longest, min(_WIDTHS * width, _LONGEST))
-        self._multiple = 1 if mesh is None else sharding.row_multiple(mesh)
+        self._multiple = 1 if mesh is None else rules.row_multiple(mesh)
         self.shapes = RowShapes.covering(self._lengths, batch_rows, self._multiple)
         self.compilations = 0
-        self._sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(sharding.ROW_AXES))
-        constrain = unconstrained if mesh is None else sharding.constrain_activations(mesh)
+        self._sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(rules.ROW_AXES))
+        constrain = unconstrained if mesh is None else rules.constrain_activations(mesh)
 
         def forward(
             params: Params, tokens: jax.Array, positions: jax.Array, subtree_end: jax.Array
@@ -135,7 +135,7 @@ class Scorer:
             return prm.apply(loaded.config, params, tokens, positions, subtree_end, constrain)
 
         # Every process reads all scores, which are few.
-        everywhere = None if mesh is None else sharding.replicated(mesh)
+        everywhere = None if mesh is None else rules.replicated(mesh)
         self._forward = jax.jit(forward, out_shardings=everywhere)
 
     def with_params(self, params: Params) -> Scorer:

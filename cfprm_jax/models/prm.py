@@ -5,9 +5,9 @@ from __future__ import annotations
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from cfprm_jax.models.activations import Placement, unconstrained
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params
+from cfprm_jax.models.placement import Placement, unconstrained
 from cfprm_jax.models.qwen2 import Qwen2
 from cfprm_jax.models.reward_head import RewardHead
 

@@ -18,10 +18,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from cfprm_jax.models.activations import Placement, unconstrained
 from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params
+from cfprm_jax.models.placement import Placement, unconstrained
 from cfprm_jax.models.products import times
 
 

@@ -24,7 +24,8 @@ from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.planning import activations
 from cfprm_jax.planning.accelerators import GIB, INSTALL, Gpu, Tpu, require_plugin
 from cfprm_jax.planning.hlo import Collective, Program
-from cfprm_jax.training import flops, program, sharding
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import flops, program
 
 # What libtpu reads when it is loaded. Taken back afterwards: to others these names say that there is a TPU.
 _WITHOUT_TPU = {
@@ -130,7 +131,7 @@ def open_mesh(accelerator: Gpu | Tpu, num_devices: int, mesh: str) -> Mesh:
     require_plugin(accelerator)
     with _environment(_WITHOUT_TPU if accelerator.platform == "tpu" else {}):
         described = topologies.get_topology_desc(platform=accelerator.platform, **arguments)
-    return sharding.make_mesh(DeviceConfig(mesh=mesh), described.devices)
+    return rules.make_mesh(DeviceConfig(mesh=mesh), described.devices)
 
 
 def compile_step(job: Job, accelerator: Gpu | Tpu) -> Compiled:
@@ -185,7 +186,7 @@ def least_bytes(job: Job, accelerator: Gpu | Tpu) -> int:
 
 def round_rows(rows: int, mesh: str, num_devices: int, accumulation: int) -> int:
     """The next number of rows that train can split over the devices of a mesh and the parts of a step."""
-    sizes = sharding.parse_mesh(mesh, num_devices)
+    sizes = rules.parse_mesh(mesh, num_devices)
     multiple = sizes["data"] * sizes["fsdp"] * accumulation
     return -(-rows // multiple) * multiple
 
@@ -226,7 +227,7 @@ def _program_text(compiled: Any, accelerator: Gpu | Tpu) -> str:
 
 def build(job: Job, mesh: Mesh) -> program.Program:
     """The program of train. UserError as in :func:`compile_step`."""
-    attention = sharding.attention_backend(job.attention, mesh, job.backbone, job.dtype)
+    attention = rules.attention_backend(job.attention, mesh, job.backbone, job.dtype)
     network = PRMConfig(job.backbone, job.head, job.dtype, attention, job.remat)
     return program.build(network, job.loss, job.optimizer, 1000, mesh, deterministic=job.deterministic)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cfprm_jax.errors import UserError
 from cfprm_jax.planning.accelerators import Gpu, Tpu, larger
 from cfprm_jax.planning.ahead import Compiled, Job, compile_step, least_bytes, round_rows
-from cfprm_jax.training.sharding import parse_mesh
+from cfprm_jax.sharding.rules import parse_mesh
 
 SHARDED = "data=1,fsdp=-1,tensor=1"
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cfprm_jax.huggingface.to_devices import load_program
 from cfprm_jax.models.parameters import lookup, param_dtype, walk
-from cfprm_jax.models.placement import load_program
 from cfprm_jax.planning import ahead
 from cfprm_jax.planning.accelerators import Gpu, Tpu
 from cfprm_jax.training import initial_state

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.models import hf, lora, parameters
+from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface.safetensors_files import fingerprint, list_directory
+from cfprm_jax.models import lora, parameters
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.models.safetensors_files import fingerprint, list_directory
-from cfprm_jax.training import sharding
+from cfprm_jax.sharding import rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +43,17 @@ class Base:
     def initial_params(self, network: PRMConfig, adapters: Lora, key: jax.Array, mesh: Mesh) -> dict[str, Any]:
         """The trainable parameters before the first step."""
         specs = lora.trainable_specs(network, adapters)
-        shardings = sharding.param_shardings(mesh, {"backbone": specs["backbone"]})
+        shardings = rules.param_shardings(mesh, {"backbone": specs["backbone"]})
         fresh = jax.jit(lambda key: lora.init_adapters(specs, key), out_shardings=shardings)(key)
         return {**fresh, "head": self.head}
 
 
 def load_base(directory: pathlib.Path, network: PRMConfig, dtype: str, mesh: Mesh, head_key: jax.Array) -> Base:
     """The backbone of a Hugging Face directory and, if it is a PRM, its head."""
-    shardings = sharding.param_shardings(mesh, parameters.param_specs(network))
-    params, report = hf.load_params(directory, network, shardings=shardings, dtype=jnp.dtype(dtype), head_key=head_key)
+    shardings = rules.param_shardings(mesh, parameters.param_specs(network))
+    params, report = loading.load_params(
+        directory, network, shardings=shardings, dtype=jnp.dtype(dtype), head_key=head_key
+    )
     return Base({"backbone": params["backbone"]}, params["head"], str(report))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cfprm_jax.models import hf, parameters
+from cfprm_jax.huggingface import loading
+from cfprm_jax.models import parameters
 from cfprm_jax.models.lora import Lora
 from cfprm_jax.training import adapters, optimizer
 from cfprm_jax.training.program import Program
@@ -43,7 +44,7 @@ def create(
         return built.init_state(base.initial_params(built.network, lora, key, built.mesh)), base.report
     if init == "random":
         return random_program(built)(key), f"random, seed {seed}"
-    held, report = hf.load_params(
+    held, report = loading.load_params(
         directory,
         built.network,
         shardings=built.param_shardings,

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cfprm_jax.config import OptimizerConfig
+from cfprm_jax.huggingface.to_devices import Conversion
 from cfprm_jax.models.parameters import ParamSpec, walk
-from cfprm_jax.models.placement import Conversion
 from cfprm_jax.training import slots
 from cfprm_jax.training.slots import Compact, Moments, Plain, RoundingKey
 

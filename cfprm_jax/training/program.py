@@ -17,7 +17,9 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models import lora, parameters, prm
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.training import determinism, optimizer, sharding, step
+from cfprm_jax.runtime import determinism
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import optimizer, step
 from cfprm_jax.training.optimizer import AdamW
 from cfprm_jax.training.step import TrainState
 
@@ -92,7 +94,7 @@ def build(
     """The program of a run of num_steps optimizer steps, which trains the whole network or adapters and head.
 
     Args:
-      deterministic: compiled to give the same bits every time (:mod:`cfprm_jax.training.determinism`).
+      deterministic: compiled to give the same bits every time (:mod:`cfprm_jax.runtime.determinism`).
 
     Raises:
       UserError: the mesh does not divide a parameter's dimension, or --optimizer=adamw_compact with float32 compute or
@@ -100,14 +102,14 @@ def build(
     """
     refuse_optimizer(options.optimizer, network.dtype, adapters)
     specs = parameters.param_specs(network) if adapters is None else lora.trainable_specs(network, adapters)
-    param_shardings = sharding.param_shardings(mesh, specs)
+    param_shardings = rules.param_shardings(mesh, specs)
     schedule = optimizer.learning_rate_schedule(options, num_steps)
     tx = AdamW(options, schedule, specs)
-    forward: step.Forward = functools.partial(prm.apply, network, constrain=sharding.constrain_activations(mesh))
+    forward: step.Forward = functools.partial(prm.apply, network, constrain=rules.constrain_activations(mesh))
     frozen_shardings = None
     if adapters is not None:
         forward = functools.partial(_adapted, forward, adapters.scale)
-        frozen_shardings = sharding.param_shardings(mesh, lora.frozen_specs(network))
+        frozen_shardings = rules.param_shardings(mesh, lora.frozen_specs(network))
     loss_function = losses.loss_function(loss)
     state_shardings = step.state_shardings(tx, param_shardings, mesh)
     compiler_options = determinism.compiler_options(deterministic, mesh.devices.flat[0].platform)
@@ -123,7 +125,7 @@ def build(
         param_shardings=param_shardings,
         tx=tx,
         state_shardings=state_shardings,
-        batch_shardings=sharding.batch_shardings(mesh),
+        batch_shardings=rules.batch_shardings(mesh),
         train_step=step.jit_train_step(train_step, state_shardings, mesh, frozen_shardings, compiler_options),
         eval_step=step.jit_eval_step(forward, loss_function, param_shardings, mesh, frozen_shardings, compiler_options),
     )

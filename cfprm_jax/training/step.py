@@ -20,7 +20,8 @@ from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.losses import Loss
 from cfprm_jax.models import parameters
-from cfprm_jax.training import optimizer, sharding
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import optimizer
 from cfprm_jax.training.optimizer import Optimizer, Schedule
 
 Forward = Callable[..., Float[Array, "rows length"]]
@@ -138,7 +139,7 @@ def state_shardings(tx: Optimizer, param_shardings: Any, mesh: Mesh) -> TrainSta
 
     Given to jit for init and step: without it XLA replicates the optimizer's state, and compiles the step twice.
     """
-    return TrainState(param_shardings, tx.shardings(param_shardings), sharding.replicated(mesh))
+    return TrainState(param_shardings, tx.shardings(param_shardings), rules.replicated(mesh))
 
 
 def abstract_state(tx: Optimizer, specs: Any, shardings: TrainState) -> TrainState:
@@ -165,8 +166,8 @@ def jit_train_step(
     frozen = () if frozen_shardings is None else (frozen_shardings,)
     return jax.jit(
         step,
-        in_shardings=(shardings, sharding.batch_shardings(mesh), *frozen),
-        out_shardings=(shardings, sharding.replicated(mesh)),
+        in_shardings=(shardings, rules.batch_shardings(mesh), *frozen),
+        out_shardings=(shardings, rules.replicated(mesh)),
         donate_argnums=0,
         compiler_options=compiler_options,
     )
@@ -192,7 +193,7 @@ def jit_eval_step(
 
     return jax.jit(
         step,
-        in_shardings=(param_shardings, sharding.batch_shardings(mesh), *with_frozen),
-        out_shardings=sharding.replicated(mesh),
+        in_shardings=(param_shardings, rules.batch_shardings(mesh), *with_frozen),
+        out_shardings=rules.replicated(mesh),
         compiler_options=compiler_options,
     )

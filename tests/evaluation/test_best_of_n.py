@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfprm_jax.config import AGGREGATIONS
+from cfprm_jax.data.candidates import Candidate, Question, read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.best_of_n import chosen, majority, outcomes, rows, subsets
-from cfprm_jax.evaluation.candidates import Candidate, Question, read_candidates
-from cfprm_jax.evaluation.grading import Grader
 from cfprm_jax.evaluation.pool import aggregate, make_pool
+from cfprm_jax.grading.grader import Grader
 
 
 def candidate(scores, correct=False, predicted="x", logits=None):

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from cfprm_jax.data.candidates import parse_question
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.best_of_n import outcomes
 from cfprm_jax.evaluation.breakdown import Part, aligned, compare, correlations, parts
-from cfprm_jax.evaluation.candidates import parse_question
-from cfprm_jax.evaluation.grading import Grader
 from cfprm_jax.evaluation.pool import make_pool
+from cfprm_jax.grading.grader import Grader
 
 
 def pool_of(rows, aggregations=("min",)):

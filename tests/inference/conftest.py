@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from cfprm_jax import synthetic
+from cfprm_jax.checkpoints.saving import LoadedPRM
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.decoder import DecoderParams
 from cfprm_jax.inference.policy import Policy, unstacked
-from cfprm_jax.models import hf
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import init_params, map_specs
-from cfprm_jax.training import sharding
-from cfprm_jax.training.checkpoint import LoadedPRM
+from cfprm_jax.sharding import rules
 
 WORLD = synthetic.WorldConfig(train_problems=4, held_out_problems=3, solutions_per_problem=4, candidates_per_problem=16)
 
@@ -33,7 +33,7 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="session")
 def loaded(world):
     """A PRM with random weights, two layers, float32, for up to 96 tokens."""
-    backbone, _ = hf.read_config(world.model)
+    backbone, _ = loading.read_config(world.model)
     config = PRMConfig(dataclasses.replace(backbone, num_hidden_layers=2, initializer_range=0.3))
     encoding = EncodingConfig(max_length=96, system_prompt="")
     return LoadedPRM(
@@ -84,4 +84,4 @@ def make_language_model(tmp_path_factory) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def one_device():
-    return sharding.make_mesh(DeviceConfig(), jax.devices()[:1])
+    return rules.make_mesh(DeviceConfig(), jax.devices()[:1])

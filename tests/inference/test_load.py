@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import cfprm_jax
+from cfprm_jax.checkpoints.saving import Checkpoints
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.load import open_prm
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.models import hf
 from cfprm_jax.models.parameters import init_params, param_specs
-from cfprm_jax.training.checkpoint import Checkpoints
+from cfprm_jax.run.directory import write_model
 from cfprm_jax.training.optimizer import AdamW
-from cfprm_jax.training.run_directory import write_model
 from cfprm_jax.training.step import TrainState
 
 QUESTION = "start=three+two-four"
@@ -32,7 +32,7 @@ STEPS = ["three+two=five", "five-four=one", "answer=one"]
 @pytest.fixture(scope="module")
 def exported(loaded, tmp_path_factory):
     directory = tmp_path_factory.mktemp("export") / "prm"
-    hf.export(directory, loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, dtype="float32")
+    loading.export(directory, loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, dtype="float32")
     return directory
 
 
@@ -111,7 +111,7 @@ def published(loaded, directory):
 
     config = dataclasses.replace(loaded.config, head="mlp")
     params = init_params(config, jax.random.key(1))
-    hf.export(directory, params, config, loaded.tokenizer, loaded.encoding, "process_reward_model", "float32")
+    loading.export(directory, params, config, loaded.tokenizer, loaded.encoding, "process_reward_model", "float32")
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     generator = np.random.default_rng(0)
     tensors["score.2.weight"] = generator.standard_normal((2, 64)).astype(np.float32)
@@ -174,7 +174,7 @@ def test_a_prm_with_another_marker_and_template_is_scored_with_its_own(loaded, t
 
 @pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])
 def test_two_layer_exports_of_a_linear_head_score_alike(format, loaded, expected, tmp_path):
-    hf.export(tmp_path / "out", loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, format, "float32")
+    loading.export(tmp_path / "out", loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, format, "float32")
     found = open_prm(tmp_path / "out", "float32")
     assert (found.config.head, found.encoding) == ("linear", loaded.encoding)
     np.testing.assert_allclose(cfprm_jax.load(tmp_path / "out").score(QUESTION, STEPS), expected, rtol=1e-5, atol=1e-6)

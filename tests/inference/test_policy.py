@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from cfprm_jax.config import DeviceConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.policy import open_policy
-from cfprm_jax.training import sharding
+from cfprm_jax.sharding import rules
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_head_is_the_embedding_or_its_own(tied, untied, one_device):
 
 
 def test_over_devices_every_parameter_is_split_as_in_training(tied):
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=1,fsdp=2,tensor=1"), jax.devices()[:2])
+    mesh = rules.make_mesh(DeviceConfig(mesh="data=1,fsdp=2,tensor=1"), jax.devices()[:2])
     policy = open_policy(tied, "bfloat16", mesh)
     kernel = policy.params.layers[0]["mlp"]["up"]["kernel"]
     assert kernel.dtype == jnp.bfloat16 and kernel.sharding.spec == jax.P("tensor", "fsdp")

@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
+from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.candidates import read_candidates
 from cfprm_jax.inference import rows as rows_module
 from cfprm_jax.inference.rows import Counts, score_rows, scored_questions, sigmoid
 from cfprm_jax.inference.scorer import Scorer

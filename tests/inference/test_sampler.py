@@ -20,7 +20,7 @@ from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.sampler import Prompt, Sampler, Sampling
 from cfprm_jax.models.parameters import param_specs
 from cfprm_jax.models.qwen2 import Qwen2
-from cfprm_jax.training import sharding
+from cfprm_jax.sharding import rules
 
 
 def prompts_of(sizes, vocab=19, seed=0):
@@ -74,8 +74,8 @@ def test_a_candidate_is_the_same_in_any_company(make_policy):
 
 def test_rows_over_eight_devices_give_the_same(make_policy):
     policy = make_policy(vocab_size=20)
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=2,fsdp=2,tensor=2"), jax.devices()[:8])
-    where = sharding.param_shardings(mesh, param_specs(policy.config)["backbone"])
+    mesh = rules.make_mesh(DeviceConfig(mesh="data=2,fsdp=2,tensor=2"), jax.devices()[:8])
+    where = rules.param_shardings(mesh, param_specs(policy.config)["backbone"])
     of_layer = jax.tree.map(lambda s: NamedSharding(mesh, PartitionSpec(*s.spec[1:])), where["layers"])
     split = DecoderParams(
         jax.device_put(policy.params.embedding, where["embedding"]),

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from cfprm_jax.config import PACKINGS, DeviceConfig
+from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.candidates import read_candidates
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import param_specs
-from cfprm_jax.training import sharding
+from cfprm_jax.sharding import rules
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,8 @@ def test_no_steps_and_too_long_are_not_scored(loaded, items, expected):
 
 
 def test_rows_are_split_over_devices(loaded, items, expected):
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=2,fsdp=2"), jax.devices()[:4])
-    shardings = sharding.param_shardings(mesh, param_specs(loaded.config))
+    mesh = rules.make_mesh(DeviceConfig(mesh="data=2,fsdp=2"), jax.devices()[:4])
+    shardings = rules.param_shardings(mesh, param_specs(loaded.config))
     placed = dataclasses.replace(loaded, params=jax.device_put(loaded.params, shardings))
     scorer = Scorer(placed, batch_rows=6, mesh=mesh)
     assert scorer.shapes.all() == ((4, 128), (8, 128))

@@ -18,7 +18,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models import attention as attention_package
 from cfprm_jax.models.attention import BACKENDS, attention, pallas, resolve, visible
 from cfprm_jax.models.attention.visibility import visible_blocks
-from cfprm_jax.training import sharding
+from cfprm_jax.sharding import rules
 
 
 def reference(q, k, v, subtree_end):
@@ -167,7 +167,7 @@ def test_extreme_logits_give_finite_values_and_gradients(backend, logit_scale):
 
 
 def test_every_device_computes_its_own_rows_and_heads(backend):
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=2,fsdp=2,tensor=2"), jax.devices()[:8])
+    mesh = rules.make_mesh(DeviceConfig(mesh="data=2,fsdp=2,tensor=2"), jax.devices()[:8])
     q, k, v = inputs(7, 4, 200, 4, 2, 8)
     end = forests(1, 2, 3, 4, length=200)
 
@@ -175,7 +175,7 @@ def test_every_device_computes_its_own_rows_and_heads(backend):
         return jnp.sum(jnp.sin(attention(q, k, v, end, backend, placement)))
 
     results = []
-    for placement in (attention_package.unconstrained, sharding.constrain_activations(mesh)):
+    for placement in (attention_package.unconstrained, rules.constrain_activations(mesh)):
         function = jax.jit(jax.value_and_grad(functools.partial(loss, placement=placement), argnums=(0, 1, 2)))
         results.append(jax.tree.leaves(function(q, k, v)))
     for one, many in zip(*results, strict=True):
@@ -239,14 +239,14 @@ def test_a_backend_that_cannot_is_refused_by_name(backend, platform, dtype, chan
 
 
 def test_the_mesh_says_for_which_platform():
-    mesh = sharding.make_mesh(DeviceConfig(mesh="data=1,fsdp=1,tensor=-1"), jax.devices()[:8])
+    mesh = rules.make_mesh(DeviceConfig(mesh="data=1,fsdp=1,tensor=-1"), jax.devices()[:8])
 
     class Backbone:
         num_attention_heads, num_key_value_heads, head_dim = 4, 2, 8
 
-    assert sharding.attention_backend("auto", mesh, Backbone, "float32") == "xla"  # 8 parts of 4 heads
+    assert rules.attention_backend("auto", mesh, Backbone, "float32") == "xla"  # 8 parts of 4 heads
     with pytest.raises(UserError, match="runs on cpu"):
-        sharding.attention_backend("pallas", mesh, Backbone, "float32")
+        rules.attention_backend("pallas", mesh, Backbone, "float32")
 
 
 @pytest.mark.parametrize("name", ["auto", "flash"])

@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.config import EncodingConfig
 from cfprm_jax.errors import UserError
-from cfprm_jax.models import hf, lora, parameters, peft
+from cfprm_jax.huggingface import loading, peft
+from cfprm_jax.models import lora, parameters
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.lora import Lora
 from cfprm_jax.models.prm import apply
@@ -180,7 +181,7 @@ def test_peft_loads_them_and_scores_the_same(adapters, random_params, rows, tiny
     frozen, trainable = parts(config, adapters, random_params)
     base, out = tmp_path / "base", tmp_path / "adapters"
     other_head = jax.tree.map(lambda leaf: leaf + 1, trainable["head"])
-    hf.export(base, {**frozen, "head": other_head}, config, tiny_tokenizer, EncodingConfig(), dtype="float32")
+    loading.export(base, {**frozen, "head": other_head}, config, tiny_tokenizer, EncodingConfig(), dtype="float32")
     report = peft.export_adapters(
         out, trainable, config, adapters, str(base), tiny_tokenizer, EncodingConfig(), "float32"
     )

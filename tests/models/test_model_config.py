@@ -8,8 +8,8 @@ import math
 import pytest
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface.loading import read_config
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.models.hf import read_config
 from cfprm_jax.models.parameters import count, param_specs, walk
 
 BASE = {

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cfprm_jax.models import hf
-from cfprm_jax.models.activations import Placement
+from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import map_specs
+from cfprm_jax.models.placement import Placement
 from cfprm_jax.models.prm import PRM, apply
 from cfprm_jax.models.qwen2 import Qwen2
 from cfprm_jax.models.reward_head import RewardHead
@@ -72,8 +72,8 @@ def test_z_equals_transformers_token_classification(labels, make_reference, make
     torch = pytest.importorskip("torch")
     model = make_reference(num_labels=labels)
     model.save_pretrained(tmp_path)
-    config = PRMConfig(hf.read_config(tmp_path)[0], head=hf.head_of(tmp_path))
-    params, report = hf.load_params(tmp_path, config)
+    config = PRMConfig(loading.read_config(tmp_path)[0], head=loading.head_of(tmp_path))
+    params, report = loading.load_params(tmp_path, config)
     assert (report.head, report.labels) == ("loaded", labels)
     rows = make_rows(np.random.default_rng(0).integers(0, 97, (2, 45)))
     with torch.no_grad():
@@ -90,11 +90,11 @@ def test_real_checkpoint_equals_transformers(make_rows, capsys):
         pytest.skip("set CFPRM_JAX_QWEN_05B to a directory with Qwen2.5 0.5B weights to compare with them")
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = PRMConfig(hf.read_config(directory)[0])
+    config = PRMConfig(loading.read_config(directory)[0])
     tokens = np.random.default_rng(0).integers(0, 150000, (2, 96))
     rows = make_rows(tokens)
     start = time.monotonic()
-    params, report = hf.load_params(directory, config, head_key=jax.random.key(0))
+    params, report = loading.load_params(directory, config, head_key=jax.random.key(0))
     jax.block_until_ready(params)
     loaded = time.monotonic()
     hidden = np.asarray(jax.jit(lambda p: Qwen2(config, p)(*rows))(params["backbone"]))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cfprm_jax.models import hf
-from cfprm_jax.models.activations import Placement
+from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.placement import Placement
 from cfprm_jax.models.qwen2 import (
     MLP,
     DecoderLayer,
@@ -43,8 +43,8 @@ def hidden_states(config, params, rows, constrain=None):
 
 def load(model, directory):
     model.save_pretrained(directory)
-    config = PRMConfig(hf.read_config(directory)[0])
-    return config, hf.load_params(directory, config, head_key=jax.random.key(0))[0]
+    config = PRMConfig(loading.read_config(directory)[0])
+    return config, loading.load_params(directory, config, head_key=jax.random.key(0))[0]
 
 
 VARIANTS = {

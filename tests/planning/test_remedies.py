@@ -13,7 +13,7 @@ from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.planning import remedies
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.planning.ahead import Job
-from cfprm_jax.training.sharding import parse_mesh
+from cfprm_jax.sharding.rules import parse_mesh
 
 GPU = ACCELERATORS["h100-80gb"]
 NET = Qwen2Config(64, 16, 32, 2, 4, 2, 4)

@@ -13,10 +13,10 @@ import transformers
 
 from cfprm_jax import synthetic
 from cfprm_jax.config import MARKER, EncodingConfig
+from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats import read
-from cfprm_jax.evaluation.candidates import read_candidates
-from cfprm_jax.models import hf
+from cfprm_jax.huggingface import loading
 from cfprm_jax.synthetic.tokenizer import make_tokenizer, words
 
 SMALL = synthetic.WorldConfig(
@@ -110,7 +110,7 @@ def test_encoding_is_a_token_a_word(files):
 
 
 def test_the_configuration_is_a_small_qwen2(files):
-    config, raw = hf.read_config(files.model)
+    config, raw = loading.read_config(files.model)
     assert config.vocab_size == len(load_tokenizer(files.model)) == raw["vocab_size"]
     assert transformers.AutoConfig.from_pretrained(str(files.model)).model_type == "qwen2"
     assert json.loads((files.model / "config.json").read_text()) == raw

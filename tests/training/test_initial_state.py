@@ -11,16 +11,18 @@ import pytest
 import safetensors.numpy
 
 from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
-from cfprm_jax.models import parameters, placement
+from cfprm_jax.huggingface import to_devices
+from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import walk
-from cfprm_jax.training import initial_state, program, sharding
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import initial_state, program
 
 NET = PRMConfig(Qwen2Config(64, 16, 32, 3, 4, 2, 4), dtype="bfloat16")
 
 
 def build(optimizer: str, mesh: str = "data=1", devices: int = 1) -> program.Program:
-    place = sharding.make_mesh(DeviceConfig(mesh=mesh), jax.devices()[:devices])
+    place = rules.make_mesh(DeviceConfig(mesh=mesh), jax.devices()[:devices])
     return program.build(NET, LossConfig(), OptimizerConfig(optimizer=optimizer), 10, place)
 
 
@@ -48,7 +50,7 @@ def directory(tmp_path_factory):
 )
 def test_loaded_as_the_optimizer_holds_it(optimizer, mesh, devices, on_host, directory, monkeypatch) -> None:
     """Layer by layer and sharded, the bits of the optimizer's own init of float32 masters."""
-    monkeypatch.setattr(placement, "_on_host", lambda _: on_host)
+    monkeypatch.setattr(to_devices, "_on_host", lambda _: on_host)
     built = build(optimizer, mesh, devices)
     state, source = initial_state.create(built, directory, "pretrained", 3)
     assert "a fresh head" in source
@@ -74,9 +76,9 @@ def test_random_is_that_of_the_seed() -> None:
 
 def test_no_more_than_two_layers_of_masters_beside_the_state(directory, monkeypatch) -> None:
     """What is alive whenever a layer has been put in its place."""
-    monkeypatch.setattr(placement, "_on_host", lambda _: False)
+    monkeypatch.setattr(to_devices, "_on_host", lambda _: False)
     built = build("adamw_compact")
-    most, original = 0, placement._at_once
+    most, original = 0, to_devices._at_once
 
     def counting(*arguments, **options):
         nonlocal most
@@ -84,7 +86,7 @@ def test_no_more_than_two_layers_of_masters_beside_the_state(directory, monkeypa
         most = max(most, sum(x.nbytes for x in jax.live_arrays()) - before)
         return array
 
-    monkeypatch.setattr(placement, "_at_once", counting)
+    monkeypatch.setattr(to_devices, "_at_once", counting)
     before = sum(x.nbytes for x in jax.live_arrays())
     state, _ = initial_state.create(built, directory, "pretrained", 0)
     held = sum(x.nbytes for x in jax.tree.leaves(state))

@@ -23,7 +23,8 @@ from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.models import lora, prm
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import map_tree, param_specs, walk
-from cfprm_jax.training import sharding, step
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import step
 
 # Two query heads a key head, with tensor=8 too.
 NET = Qwen2Config(64, 32, 48, 2, 16, 8, 4, rope_theta=100.0)
@@ -70,9 +71,9 @@ def trees() -> PackedBatch:
 def compute(mesh: Mesh, attention: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The scores, and the gradient of the loss by every parameter, by name."""
     config = PRMConfig(NET, dtype="float32", attention=attention)
-    forward = functools.partial(prm.apply, config, constrain=sharding.constrain_activations(mesh))
+    forward = functools.partial(prm.apply, config, constrain=rules.constrain_activations(mesh))
     loss = losses.loss_function(LossConfig(loss="q_ranking"))
-    placed, rows = sharding.param_shardings(mesh, specs(config)), sharding.batch_shardings(mesh)
+    placed, rows = rules.param_shardings(mesh, specs(config)), rules.batch_shardings(mesh)
 
     def objective(params: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
         z = step.step_scores(forward, lora.combine(params["full"], params["adapters"], LORA.scale), batch)
@@ -83,16 +84,16 @@ def compute(mesh: Mesh, attention: str) -> tuple[np.ndarray, dict[str, np.ndarra
     run = jax.jit(
         jax.grad(objective, has_aux=True),
         in_shardings=(placed, rows),
-        out_shardings=(placed, sharding.replicated(mesh)),
+        out_shardings=(placed, rules.replicated(mesh)),
         compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
     )
-    grads, z = run(jax.device_put(weights(), placed), sharding.put_batch(trees(), rows))
+    grads, z = run(jax.device_put(weights(), placed), rules.put_batch(trees(), rows))
     return np.asarray(z), {name: np.asarray(leaf) for name, leaf in walk(grads)}
 
 
 @pytest.fixture(scope="module")
 def one_device() -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    z, grads = compute(sharding.make_mesh(DeviceConfig(), jax.devices()[:1]), "xla")
+    z, grads = compute(rules.make_mesh(DeviceConfig(), jax.devices()[:1]), "xla")
     largest = max(np.abs(leaf).max() for leaf in grads.values())
     for name, leaf in grads.items():  # otherwise an agreement would say nothing of it
         assert np.abs(leaf).max() > 1e-3 * largest, name
@@ -103,7 +104,7 @@ def one_device() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def test_every_split_gives_what_one_device_gives(one_device: Any, split: tuple[int, int, int]) -> None:
     """data x fsdp x tensor: to 1e-5 of the largest score, and of the largest entry of each gradient."""
     data, fsdp, tensor = split
-    mesh = sharding.make_mesh(DeviceConfig(mesh=f"data={data},fsdp={fsdp},tensor={tensor}"), jax.devices()[:8])
+    mesh = rules.make_mesh(DeviceConfig(mesh=f"data={data},fsdp={fsdp},tensor={tensor}"), jax.devices()[:8])
     # The other kernel, which compiles longer, where rows as well as heads are split.
     z, grads = compute(mesh, "blockwise" if tensor > 1 and data * fsdp > 1 else "xla")
     expected, expected_grads = one_device

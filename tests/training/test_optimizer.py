@@ -15,7 +15,8 @@ from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
 from cfprm_jax.models import prm
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import ParamSpec, init_params, map_specs, param_specs, walk
-from cfprm_jax.training import optimizer, sharding, step
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import optimizer, step
 from cfprm_jax.training.optimizer import AdamW
 
 
@@ -128,8 +129,8 @@ def test_compact_rounds_alike_on_every_mesh(mesh: str) -> None:
     """Given the same gradients, moments have the bits of one device, and masters all but the last."""
     specs = {"w": ParamSpec((3, 8, 64), ("layers", "mlp", "embed"), "matrix", ZEROS, "w"), "e": SPECS["e"]}
     tx = AdamW(OptimizerConfig(optimizer="adamw_compact"), lambda _: 0.01, specs)
-    place = sharding.make_mesh(DeviceConfig(mesh=mesh), jax.devices())
-    params = sharding.param_shardings(place, specs)
+    place = rules.make_mesh(DeviceConfig(mesh=mesh), jax.devices())
+    params = rules.param_shardings(place, specs)
     rng = np.random.default_rng(0)
     start = {name: jnp.asarray(rng.normal(size=spec.shape), jnp.float32) for name, spec in specs.items()}
     grads = [

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from cfprm_jax.config import ATTENTIONS
 from cfprm_jax.errors import UserError
-from cfprm_jax.models.activations import Placement, unconstrained
 from cfprm_jax.models.attention import blockwise, cudnn, xla
 from cfprm_jax.models.attention.visibility import visible
+from cfprm_jax.models.placement import Placement, unconstrained
 
 __all__ = ["BACKENDS", "attention", "resolve", "visible"]
 

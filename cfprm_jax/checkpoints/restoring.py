@@ -1,0 +1,111 @@
+"""The newest whole checkpoint of a run: read onto any mesh, and compared with its checksums before it is trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from cfprm_jax.checkpoints import checksums, orbax_files, retention
+from cfprm_jax.errors import UserError
+from cfprm_jax.runtime.distributed import Processes
+from cfprm_jax.training.step import TrainState
+
+# Arrays that an error names; the rest are counted.
+_NAMED = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a checkpoint gives back."""
+
+    step: int
+    state: TrainState
+    data: dict[str, Any]  # of the loader's iterator
+    meta: dict[str, Any]
+
+
+def newest(
+    folder: pathlib.Path,
+    abstract_state: TrainState,
+    processes: Processes,
+    accept: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> Restored:
+    """The newest checkpoint in a folder that is not damaged; newer ones are set aside under another name, and said so.
+
+    Args:
+      abstract_state: jax.ShapeDtypeStruct with a sharding in every leaf; any mesh.
+      accept: raises if a checkpoint with this meta must not be gone on with.
+
+    Raises:
+      UserError: none is whole, or what accept raises. Nothing is renamed then.
+    """
+    bad: dict[int, str] = {}
+    for step in processes.share(lambda: retention.complete(folder)[::-1]):
+        at = folder / str(step)
+        meta, fault = _together(processes, functools.partial(orbax_files.read_json, at, "meta"))
+        if fault is None:
+            accept(meta)
+            state, fault = _together(processes, functools.partial(_read_state, at, abstract_state))
+        if fault is None:
+            _, fault = _together(processes, functools.partial(_verify, at, state, meta))
+        if fault is None:
+            data, fault = _together(processes, functools.partial(orbax_files.read_json, at, "data"))
+        if fault is None:
+            _set_aside(folder, bad, processes, say)
+            return Restored(step, state, data, meta)
+        bad[step] = fault
+    raise UserError("; ".join(bad.values()) or f"{folder} has no checkpoint")
+
+
+def _set_aside(folder: pathlib.Path, bad: Mapping[int, str], processes: Processes, say: Callable[[str], None]) -> None:
+    for step, fault in bad.items():
+        if processes.first:
+            say(f"resume      {fault}; it is set aside as {retention.set_aside(folder, step)}")
+    processes.barrier()
+
+
+def _together(processes: Processes, read: Callable[[], Any]) -> tuple[Any, str | None]:
+    """(what read gives, None), or (None, why not) on all processes if it fails on one."""
+    result, fault = None, None
+    try:
+        result = read()
+    except orbax_files.DamagedError as error:
+        fault = str(error)
+    faults = [text for text in processes.gather(fault) if text is not None]
+    return (None, faults[0]) if faults else (result, None)
+
+
+def _read_state(checkpoint: pathlib.Path, abstract_state: TrainState) -> TrainState:
+    """No process waits for another one in here, so one that cannot read its part does not keep the others.
+
+    Raises:
+      DamagedError: files are missing or damaged, or the arrays differ from abstract_state in name, shape or type; all
+        differences are listed.
+    """
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler, orbax_files.damaged(checkpoint):
+        found = handler.metadata(epath.Path(checkpoint / "state"))
+        orbax_files.require_equal(
+            str(checkpoint), orbax_files.described(abstract_state), orbax_files.described(found.tree)
+        )
+        return handler.restore(epath.Path(checkpoint / "state"), args=ocp.args.StandardRestore(abstract_state))
+
+
+def _verify(checkpoint: pathlib.Path, state: TrainState, meta: Mapping[str, Any]) -> None:
+    """DamagedError unless the arrays are those that were saved."""
+    saved = meta.get("checksums", {})
+    wrong = checksums.differences(saved, checksums.of_state(state))
+    if not wrong:
+        return
+    named = ", ".join(wrong[:_NAMED]) + (f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else "")
+    why = f"changed on disk: {named}"
+    if not all(name in saved for name in wrong):
+        why = f"{checkpoint / 'meta' / orbax_files.JSON_FILE} has no checksum of some of: {named}"
+    raise orbax_files.DamagedError(f"checkpoint {checkpoint} is damaged: {why}")

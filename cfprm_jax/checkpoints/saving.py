@@ -1,0 +1,341 @@
+"""Checkpoints of a run: saved in the background, restored onto any mesh, compared before they are trusted.
+
+A checkpoint holds three items: `state` (parameters, optimizer state, step), `data` (the position in the data as JSON,
+the same on every process, so that their number may change), and `meta` (fingerprint, configuration, metrics, checksums
+of the state); both JSON items have a checksum of their own. Orbax writes all under a temporary name and renames it when
+it is on disk: a run that dies during a save leaves the checkpoint before it as the newest.
+
+Orbax's CheckpointManager is not used: with several processes it waits for all of them when one has failed to
+write or to read. Its checkpointer and handlers, which do the work, are used here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+import transformers
+from etils import epath
+from jax.sharding import Mesh
+
+from cfprm_jax.checkpoints import checksums, orbax_files, restoring, retention, stored_params
+from cfprm_jax.checkpoints.restoring import Restored
+from cfprm_jax.config import DeviceConfig, EncodingConfig
+from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import loading
+from cfprm_jax.models import lora
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.lora import Lora
+from cfprm_jax.models.parameters import abstract_params, abstract_tree, param_specs
+from cfprm_jax.run.directory import CHECKPOINTS, MODEL, PRM_FILE, compute_dtype, read_prm
+from cfprm_jax.runtime import disk
+from cfprm_jax.runtime.distributed import Processes
+from cfprm_jax.sharding import rules
+from cfprm_jax.training import adapters
+from cfprm_jax.training.step import TrainState
+
+# A save may take that long before it counts as failed. Orbax's 20 minutes are little for 70B on a network file system.
+_SAVE_SECONDS = 4 * 3600
+
+
+class Checkpoints:
+    """The checkpoints of one run directory. Close it to wait for the last save.
+
+    All processes of a run call the same methods in the same order; the first alone renames and deletes.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | pathlib.Path,
+        keep: int,
+        keep_best: str = "none",
+        processes: Processes | None = None,
+    ) -> None:
+        """Makes the folder, and clears what a process that died during a save has left there.
+
+        Args:
+          keep: the newest so many stay.
+          keep_best: one of retention.HIGHER_IS_BETTER; the checkpoint that is best by it stays too, as run/best.
+        """
+        self.directory = pathlib.Path(output_dir).resolve() / CHECKPOINTS
+        self._keep, self._metric = keep, keep_best if keep_best in retention.HIGHER_IS_BETTER else None
+        self._processes = processes or Processes()
+        self._best: tuple[float, int | None] = (-math.inf, None)  # value, step
+        self._pending: tuple[int, int] | None = None  # step that is being saved, bytes of its state
+        orbax_files.quiet_orbax()
+        if self._processes.first:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            retention.clear_unfinished(self.directory)
+        self._processes.barrier()
+        handler = ocp.CompositeCheckpointHandler(
+            state=ocp.StandardCheckpointHandler(),
+            data=ocp.JsonCheckpointHandler(orbax_files.JSON_FILE),
+            meta=ocp.JsonCheckpointHandler(orbax_files.JSON_FILE),
+        )
+        # Directories made in the background would leave the writers waiting for one that could not be made.
+        options = ocp.options.AsyncOptions(timeout_secs=_SAVE_SECONDS, create_directories_asynchronously=False)
+        self._saver = ocp.AsyncCheckpointer(handler, async_options=options)
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint."""
+        return max(retention.complete(self.directory), default=None)
+
+    def improves(self, evaluation: Mapping[str, Any] | None) -> bool:
+        """Whether the state with this evaluation would be the best so far, by keep_best."""
+        return self._metric is not None and retention.value(self._metric, evaluation) > self._best[0]
+
+    def save(self, step: int, state: TrainState, data: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """Begin to save. The arrays are copied before this returns, so the state may be donated to the next step.
+
+        Args:
+          meta: its "metrics", if any, are those of an evaluation of this very state; add_evaluation brings them later.
+        """
+        self.wait()
+        meta = {**meta, "checksums": checksums.of_state(state)}
+        self._pending = step, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        with self._writing():
+            self._saver.save(
+                self.directory / str(step),
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    data=ocp.args.JsonSave(orbax_files.sealed(data)),
+                    meta=ocp.args.JsonSave(orbax_files.sealed(meta)),
+                ),
+            )
+        self._note_best(step, meta.get("metrics"))
+
+    def add_evaluation(self, step: int, evaluation: Mapping[str, Any]) -> None:
+        """The evaluation of a checkpoint that was saved without one, which may be the best, then, too."""
+        folder = self.directory / str(step)
+        if self._processes.first:
+            try:
+                orbax_files.replace_json(
+                    folder, "meta", {**read_meta(self.directory.parent, step), "metrics": evaluation}
+                )
+            except OSError as error:
+                raise UserError(
+                    f"cannot write the evaluation into checkpoint {folder}: {disk.reason(error)}"
+                ) from error
+        self._note_best(step, evaluation)
+        self._point_to_best()
+
+    def _note_best(self, step: int, evaluation: Mapping[str, Any] | None) -> None:
+        if self.improves(evaluation):
+            self._best = retention.value(str(self._metric), evaluation), step
+
+    def _point_to_best(self) -> None:
+        if self._processes.first and self._best[1] is not None:
+            retention.point_to_best(self.directory.parent, self.directory / str(self._best[1]))
+
+    def check(self) -> None:
+        """Without waiting: UserError if the save in the background has failed; the older ones go if it is done."""
+        if self._pending is not None:
+            with self._writing():
+                self._saver.check_for_errors()
+            if (self.directory / str(self._pending[0])).exists():
+                self.wait()
+
+    def wait(self) -> None:
+        """Until everything that was to be saved is on disk."""
+        if self._pending is None:
+            return
+        with self._writing():
+            self._saver.wait_until_finished()
+        self._pending = None
+        self._point_to_best()
+        if self._processes.first:
+            steps = retention.complete(self.directory)
+            retention.remove(self.directory, [step for step in steps[: -self._keep] if step != self._best[1]])
+
+    def restore_newest(
+        self,
+        abstract_state: TrainState,
+        accept: Callable[[dict[str, Any]], None] = lambda meta: None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Restored:
+        """The newest checkpoint that is whole, as :func:`cfprm_jax.checkpoints.restoring.newest` finds it."""
+        restored = restoring.newest(self.directory, abstract_state, self._processes, accept, say)
+        self._find_best()
+        return restored
+
+    def _find_best(self) -> None:
+        def metrics(step: int) -> Mapping[str, Any] | None:
+            with contextlib.suppress(UserError):
+                return read_meta(self.directory.parent, step).get("metrics")
+            return None
+
+        if self._metric is not None:
+            metric = self._metric
+            steps = retention.complete(self.directory)
+            best = self._processes.share(lambda: retention.best(steps, metrics, metric))
+            self._best = (-math.inf, None) if best is None else (retention.value(metric, metrics(best)), best)
+
+    def close(self) -> None:
+        """Wait for the last save and let go of the directory."""
+        try:
+            self.wait()
+        finally:
+            self._saver.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A save that fails as one UserError, with nothing of it left on the disk."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError, jax.errors.JaxRuntimeError) as error:
+            step, size = self._pending or (0, 0)
+            self._pending = None
+            free, why = disk.free(self.directory), disk.reason(error)
+            if self._processes.first:
+                retention.clear_failed(self.directory, step)
+            good = f"the last good one is {self.directory / str(self.latest)}" if self.latest else "there is none yet"
+            raise UserError(
+                f"cannot write checkpoint {self.directory / str(step)}: {why} (it has {disk.size(size)} before "
+                f"compression, and {free} were free); {good}; --resume=auto goes on from there"
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedPRM:
+    """A trained PRM, ready to score."""
+
+    config: PRMConfig
+    params: Any
+    tokenizer: transformers.PreTrainedTokenizerBase
+    encoding: EncodingConfig
+    meta: dict[str, Any]  # prm.json: loss, granularities, ...; and "step"
+
+
+def newest(output_dir: pathlib.Path) -> int | None:
+    """Step of the newest complete checkpoint of a run directory, which may not exist; nothing is created."""
+    return max(retention.complete(output_dir / CHECKPOINTS), default=None)
+
+
+def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int]:
+    """(run directory, step) of a run directory (its newest checkpoint) or of one of its checkpoints/STEP.
+
+    Raises:
+      UserError: there is no checkpoint.
+    """
+    path = pathlib.Path(path).resolve()
+    if path.parent.name == CHECKPOINTS and path.name.isdigit():
+        run, step = path.parent.parent, int(path.name) if path.is_dir() else None
+    else:
+        run = path.parent if path.name == CHECKPOINTS else path
+        step = newest(run)
+    if step is None:
+        raise UserError(
+            f"{path} is neither a run directory of train with a checkpoint nor one of its {CHECKPOINTS}/STEP"
+        )
+    return run, step
+
+
+def read_meta(run: pathlib.Path, step: int) -> dict[str, Any]:
+    """The meta item of a checkpoint of a run directory: fingerprint, configuration, step, metrics.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    return orbax_files.read_json(run / CHECKPOINTS / str(step), "meta")
+
+
+def load_for_inference(
+    path: str | pathlib.Path, dtype: str = "auto", attention: str = "auto", mesh: Mesh | None = None
+) -> LoadedPRM:
+    """The PRM of a run directory or of one of its checkpoints. Of the state only the parameters are read.
+
+    Args:
+      path: a run directory (its newest checkpoint) or checkpoints/STEP in one.
+      dtype: type that the network computes in, and of its weights; the reward head's stay float32, as its output does.
+        "auto" is the type that the run computed in.
+      attention: attention backend.
+      mesh: where the parameters go; by default one device.
+
+    Raises:
+      UserError: no checkpoint there, or one whose parameters are not those that its own model/ directory describes.
+    """
+    run, step = locate(path)
+    model = run / MODEL
+    meta, encoding = read_prm(model)
+    if encoding is None:
+        raise UserError(f"{model} has no {PRM_FILE}, which train writes there")
+    backbone, raw = loading.read_config(model)
+    dtype = compute_dtype(dtype, meta, raw)
+    mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+    backend = rules.attention_backend(attention, mesh, backbone, dtype)
+    config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=backend, remat="none")
+    if "lora" in meta:
+        specs = lora.trainable_specs(config, adapters.from_record(meta["lora"]))
+        trainable = _read_params(run, step, abstract_tree(specs, shardings=rules.param_shardings(mesh, specs)))
+        params = adapters.merged(meta["lora"], trainable, config, dtype, mesh)
+    else:
+        shardings = rules.param_shardings(mesh, param_specs(config))
+        params = _read_params(run, step, abstract_params(config, dtype, shardings))
+    return LoadedPRM(
+        config=config,
+        params=params,
+        tokenizer=load_tokenizer(model, encoding.marker, backbone.vocab_size),
+        encoding=encoding,
+        meta={**meta, "step": step},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedAdapters:
+    """What a run with adapters has trained, not merged into its backbone."""
+
+    config: PRMConfig
+    adapters: Lora
+    backbone: pathlib.Path
+    trainable: Any
+    tokenizer: transformers.PreTrainedTokenizerBase
+    encoding: EncodingConfig
+
+
+def load_adapters(path: str | pathlib.Path) -> LoadedAdapters:
+    """Float32 adapters and head of a run directory or of one of its checkpoints, on one device.
+
+    Raises:
+      UserError: no checkpoint there, one without adapters, or a backbone that is not where it was or is another.
+    """
+    run, step = locate(path)
+    meta, encoding = read_prm(run / MODEL)
+    if encoding is None or "lora" not in meta:
+        raise UserError(f"{run} is no run with adapters (train --lora_rank): it has the whole model only")
+    backbone, _ = loading.read_config(run / MODEL)
+    config, own = PRMConfig(backbone, meta["head"]), adapters.from_record(meta["lora"])
+    specs = lora.trainable_specs(config, own)
+    mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+    return LoadedAdapters(
+        config=config,
+        adapters=own,
+        backbone=adapters.backbone_directory(meta["lora"]),
+        trainable=_read_params(run, step, abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))),
+        tokenizer=load_tokenizer(run / MODEL, encoding.marker, backbone.vocab_size),
+        encoding=encoding,
+    )
+
+
+def _read_params(run: pathlib.Path, step: int, params: Any) -> Any:
+    """The parameters of a stored state, cast and laid out as the abstract ones; nothing else of it is read."""
+
+    def shapes(tree: Any) -> dict[str, str]:
+        return {name: str(list(leaf.shape)) for name, leaf in ocp.tree.to_flat_dict(tree, sep="/").items()}
+
+    directory = epath.Path(run / CHECKPOINTS / str(step) / "state")
+    # The item's handler alone: a manager would also want to know the items that are not read here.
+    with (
+        contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler,
+        orbax_files.damaged(run / CHECKPOINTS / str(step)),
+    ):
+        tree = handler.metadata(directory).tree
+        orbax_files.require_equal(str(directory.parent), shapes(params), shapes(tree["params"]))
+        return stored_params.read(handler, directory, tree, params)

@@ -1,0 +1,1 @@
+"""Hugging Face directories: loading weights onto devices, exporting them, reward heads, adapters, model cards."""

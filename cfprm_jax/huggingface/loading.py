@@ -1,0 +1,276 @@
+"""A Hugging Face directory to parameters: config.json and safetensors in, sharded arrays out. Export is the way back.
+
+Names, shapes and types are checked from the headers before any weight is read, and everything that is wrong is said in
+one error. Then each tensor is read once, straight to where this process's devices hold it (:mod:`.placement`).
+Published heads are recognised by their tensors (:mod:`.hf_head`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import heads
+from cfprm_jax.huggingface.export import export
+from cfprm_jax.huggingface.safetensors_files import DTYPES, Listing, StoredTensor, list_directory
+from cfprm_jax.huggingface.to_devices import Conversion, load_param, place
+from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.parameters import (
+    Params,
+    ParamSpec,
+    init_param,
+    lookup,
+    map_specs,
+    param_dtype,
+    param_specs,
+    walk,
+)
+
+__all__ = ["LoadReport", "export", "head_of", "load_params", "no_such_directory", "read_config"]
+
+# A process reward model has no use for these: the language-model head, and a buffer that old versions stored.
+_IGNORED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
+_LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What a load did, for the log.
+
+    Attributes:
+      head: "loaded" from the directory, or "fresh".
+      labels: rows of the stored head's output (2: the parameter is their difference); 0 for a fresh head.
+      ignored: tensors of the directory that a process reward model does not use.
+      files: number of files of weights.
+      stored_bytes: size of the tensors that were read.
+    """
+
+    head: str
+    labels: int
+    ignored: tuple[str, ...]
+    files: int
+    stored_bytes: int
+
+    def __str__(self) -> str:
+        head = "a fresh head" if self.head == "fresh" else f"the directory's head ({self.labels} label(s))"
+        ignored = f"; not used: {', '.join(_compress(self.ignored))}" if self.ignored else ""
+        return f"{self.stored_bytes / 1e9:.2f} GB of weights in {self.files} file(s), {head}{ignored}"
+
+
+def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging Face directory") -> UserError:
+    """The error for a directory that is not there; a name on the hub is told apart, as nothing is downloaded here."""
+    text = str(directory)
+    if _HUB_NAME.fullmatch(text):
+        return UserError(
+            f"{text} is no directory here. If it is a name on the Hugging Face hub, download it first: "
+            f"hf download {text} --local-dir models/{text.split('/')[1]} (pip install huggingface_hub), and name "
+            f"models/{text.split('/')[1]}"
+        )
+    return UserError(f"{text} is not a directory; expected {expected}")
+
+
+def read_config(directory: str | pathlib.Path) -> tuple[Qwen2Config, dict[str, Any]]:
+    """The backbone that directory/config.json describes, and the JSON object itself.
+
+    Raises:
+      UserError: naming the file and the key: missing, malformed, or not supported.
+    """
+    path = pathlib.Path(directory) / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        if not path.parent.is_dir():
+            raise no_such_directory(directory) from error
+        raise UserError(f"{path}: no such file; expected a Hugging Face directory") from error
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(raw).__name__}")
+    try:
+        return Qwen2Config.from_hf(raw), raw
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def head_of(directory: str | pathlib.Path) -> str | None:
+    """The reward head that a directory holds: "linear", "mlp", or None. Reads headers, and a head of two layers.
+
+    Raises:
+      UserError: the directory holds no readable safetensors files.
+    """
+    if not pathlib.Path(directory).is_dir():
+        raise no_such_directory(directory)
+    listing = list_directory(pathlib.Path(directory))
+    if listing.problems:
+        raise _error(f"{directory}: the checkpoint is not usable", listing.problems)
+    tensors = {tensor.name: tensor for tensor in listing.tensors}
+    return "linear" if heads.is_folded(tensors) else heads.kind_by_names(tensors)
+
+
+def load_params(
+    directory: str | pathlib.Path,
+    config: PRMConfig,
+    *,
+    shardings: Params | None = None,
+    dtype: Any = jnp.float32,
+    head_key: jax.Array | None = None,
+    conversions: Params | None = None,
+) -> tuple[dict[str, Any], LoadReport]:
+    """The parameters of a process reward model from a Hugging Face directory.
+
+    A directory without a reward head (a language model) gets a fresh one; one with a head keeps it.
+
+    Args:
+      config: must have the directory's shapes (see read_config) and, if it has a head, that head (see head_of).
+      shardings: nested dict of jax.sharding.Sharding of the parameters' structure; None leaves everything on the
+        default device, uncommitted.
+      dtype: float32 or bfloat16, the type of all parameters but the head, which is float32.
+      head_key: jax.random key of a fresh head; None refuses a directory without a head.
+      conversions: nested dict of the parameters' structure: what each of them becomes as it is loaded, which then
+        stands in its place in the result.
+
+    Raises:
+      UserError: listing every tensor that is missing, unknown, held twice, of another shape or of another type, and
+        every file that is missing or truncated; no weight of the backbone has been read by then.
+    """
+    directory = pathlib.Path(directory)
+    listing = list_directory(directory)
+    folded = config.head == "linear" and heads.is_folded({tensor.name: tensor for tensor in listing.tensors})
+    as_stored = dataclasses.replace(config, head="mlp") if folded else config
+    stored, ignored = _checked(directory, as_stored, listing, fresh_allowed=head_key is not None)
+
+    def one(path: str, spec: ParamSpec) -> Any:
+        sharding = None if shardings is None else lookup(shardings, path)
+        conversion: Conversion | None = None if conversions is None else lookup(conversions, path)
+        tensors = [stored.get(name) for name in spec.hf_names()]
+        held = [tensor for tensor in tensors if tensor is not None]
+        if held and not _is_output(spec):
+            return load_param(spec, held, np.dtype(param_dtype(spec, dtype)), sharding, conversion)
+        if folded and _is_output(spec):
+            value = place(heads.unfolded_row(stored[spec.hf_name.replace("score", "score.0")]), sharding)
+        elif held:
+            value = place(heads.output_row(held[0]), sharding)
+        else:
+            value = jax.jit(lambda key: init_param(path, spec, key, dtype), out_shardings=sharding)(head_key)
+        return value if conversion is None else conversion(value)
+
+    params = map_specs(one, config)
+    outputs = [
+        stored[spec.hf_name] for _, spec in walk(param_specs(as_stored)) if spec.hf_name in stored and _is_output(spec)
+    ]
+    report = LoadReport(
+        head="loaded" if outputs else "fresh",
+        labels=outputs[0].shape[0] if outputs else 0,
+        ignored=ignored,
+        files=len({tensor.file for tensor in stored.values()}),
+        stored_bytes=sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in stored.values()),
+    )
+    return params, report
+
+
+def _checked(
+    directory: pathlib.Path, config: PRMConfig, listing: Listing, fresh_allowed: bool
+) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+    """The tensor of each Hugging Face name of the specs, and the names that are ignored; or one UserError."""
+    found: dict[str, list[StoredTensor]] = {}
+    for tensor in listing.tensors:
+        found.setdefault(tensor.name, []).append(tensor)
+    # Qwen2Model saves without the prefix under which every other class keeps the backbone.
+    bare = "embed_tokens.weight" in found and "model.embed_tokens.weight" not in found
+    specs: dict[str, ParamSpec] = {}
+    for _, spec in walk(param_specs(config)):
+        specs |= dict.fromkeys(spec.hf_names(), spec)
+
+    problems: list[tuple[str, str]] = []  # (tensor, what is wrong with it)
+    head = heads.kind_by_names(set(found) | listing.lost)
+    if head is not None and head != config.head:
+        problems.append(("score", f"this is a head of kind {head}, but {config.head} was asked for"))
+    # What one problem explains is not said again tensor by tensor.
+    head_settled = fresh_allowed if head is None else head != config.head
+    all_lost = listing.unreadable and not listing.lost
+    stored: dict[str, StoredTensor] = {}
+    wanted: set[str] = set()
+    for name, spec in specs.items():
+        is_head = name.startswith("score.")
+        actual = name.removeprefix("model.") if bare else name
+        wanted.add(actual)
+        if actual in found:
+            stored[name] = found[actual][0]
+            problems += [(actual, text) for text in _tensor_problems(found[actual], spec)]
+        elif not (actual in listing.lost or all_lost or (is_head and head_settled)):
+            reason = " (the directory has no reward head)" if is_head and head is None else ""
+            problems.append((actual, f"missing{reason}"))
+    outputs = {stored[name].shape[0] for name, spec in specs.items() if _is_output(spec) and name in stored}
+    if outputs == {1, 2}:
+        problems.append(("score", "weight and bias disagree on the number of labels, 1 or 2"))
+    ignored = [name for name in found if _IGNORED.fullmatch(name)]
+    for name in found.keys() - wanted - set(ignored):
+        if not (name.startswith("score.") and head_settled):
+            problems.append((name, f"unknown (in {', '.join(tensor.file.name for tensor in found[name])})"))
+    lines = [*listing.problems, *_compress_problems(sorted(problems))]
+    if lines:
+        raise _error(f"{directory}: the checkpoint does not fit this model", lines)
+    return stored, tuple(ignored)
+
+
+def _error(head: str, problems: Sequence[str]) -> UserError:
+    """All problems in one error: a single one on the line that names the directory, several on lines below it."""
+    return UserError(f"{head}: {problems[0]}" if len(problems) == 1 else "\n  ".join([f"{head}:", *problems]))
+
+
+def _is_output(spec: ParamSpec) -> bool:
+    return spec.hf_form == "class_difference"
+
+
+def _tensor_problems(held: list[StoredTensor], spec: ParamSpec) -> list[str]:
+    problems = []
+    if len(held) > 1:
+        problems.append(f"held twice, by {' and '.join(tensor.file.name for tensor in held)}")
+    shape = spec.shape[1:] if spec.stacked else spec.shape
+    allowed = [shape, (2, *shape[1:])] if _is_output(spec) else [shape]
+    for tensor in held:
+        if tensor.shape not in allowed:
+            expected = " or ".join(str(list(s)) for s in allowed)
+            problems.append(f"shape {list(tensor.shape)}, expected {expected} (in {tensor.file.name})")
+        if tensor.dtype not in DTYPES:
+            problems.append(f"type {tensor.dtype}, expected one of {', '.join(DTYPES)} (in {tensor.file.name})")
+    return problems
+
+
+def _compress_problems(problems: list[tuple[str, str]]) -> list[str]:
+    """One line for each problem, or for the same problem in the same tensor of several layers."""
+    groups: dict[str, list[str]] = {}
+    for name, text in problems:
+        groups.setdefault(text, []).append(name)
+    return [f"{name}: {text}" for text, names in groups.items() for name in _compress(names)]
+
+
+def _compress(names: list[str] | tuple[str, ...]) -> list[str]:
+    """model.layers.0.x, model.layers.1.x, model.layers.2.x -> model.layers.[0-2].x; every layer stays named."""
+    groups: dict[str, list[int]] = {}
+    for name in names:
+        match = _LAYER.search(name)
+        template = name if match is None else name[: match.start()] + "{}" + name[match.end() :]
+        groups.setdefault(template, []).extend([] if match is None else [int(match[0])])
+    out = []
+    for template, layers in groups.items():
+        runs: list[list[int]] = []
+        for layer in sorted(layers):
+            if runs and layer == runs[-1][1] + 1:
+                runs[-1][1] = layer
+            else:
+                runs.append([layer, layer])
+        text = ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in runs)
+        out.append(template.replace("{}", text if len(layers) == 1 else f"[{text}]"))
+    return out

@@ -1,0 +1,298 @@
+"""The README.md of an exported PRM: how it is used, how it was trained, how good it is, as far as its run says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cfprm_jax.checkpoints import saving
+from cfprm_jax.config import EncodingConfig
+from cfprm_jax.report import results, tables
+from cfprm_jax.run import directory, summary
+
+# Of a run of train: where its Best-of-N results are, if it was given candidates.
+_BEST_OF_N = pathlib.Path("best_of_n") / "results.json"
+_PIPELINES = {
+    "token_classification": ("transformers", "token-classification"),
+    "peft_adapter": ("peft", "token-classification"),
+    "process_reward_model": ("vllm", "token-classification"),
+    "reward_model": ("vllm", "text-classification"),
+}
+_KINDS = {
+    "peft_adapter": "a PEFT adapter for transformers' `Qwen2ForTokenClassification`: the softmax over the two labels "
+    "of a marker, of which the second is the score of the step before it",
+    "token_classification": "transformers' `Qwen2ForTokenClassification`: the softmax over the two labels of a marker, "
+    "of which the second is the score of the step before it",
+    "process_reward_model": "`Qwen2ForProcessRewardModel` (two labels, as Qwen2.5-Math-PRM), which vLLM serves: the "
+    "softmax over the two labels of a marker, of which the second is the score of the step before it",
+    "reward_model": "`Qwen2ForRewardModel` (one label, as Qwen2.5-Math-RM), which vLLM serves: one number a token, "
+    "whose sigmoid at a marker is the score of the step before it",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What a run directory tells about one of its checkpoints; parts that it does not tell are empty.
+
+    Attributes:
+      step: of the checkpoint.
+      options: the resolved flags of train.
+      data: report of the training corpus.
+      num_steps: length of the whole run; 0 if unknown.
+      trained: granularity -> number of trajectories of the steps up to the checkpoint.
+      held_out: name -> value of the metrics on the held-out split, the last ones up to the checkpoint.
+      best_of_n: the object of results.json; only of the newest checkpoint, which is what it was made with.
+    """
+
+    step: int
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    num_steps: int = 0
+    trained: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    held_out: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    best_of_n: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read_training(path: str | pathlib.Path) -> Training:
+    """The training of the checkpoint that path names: a run directory (its newest) or checkpoints/STEP in one.
+
+    Raises:
+      UserError: there is no checkpoint, or it is damaged.
+    """
+    run, step = saving.locate(path)
+    meta = saving.read_meta(run, step)
+    trained: dict[str, int] = {}
+    held_out: dict[str, float | None] = {}
+    for line in _metrics(run / directory.METRICS, step):
+        if "trajectories" in line:
+            granularity = str(line["granularity"])
+            trained[granularity] = trained.get(granularity, 0) + line["trajectories"]
+        held_out = {name: value for name, value in line.items() if name.startswith("eval_")} or held_out
+    newest = step == saving.newest(run)
+    return Training(
+        step=step,
+        options=meta.get("config", {}),
+        data=_object(run / directory.CORPUS),
+        num_steps=meta.get("fingerprint", {}).get("steps of the run", 0),
+        trained=trained,
+        held_out=held_out,
+        best_of_n=_object(run / _BEST_OF_N) if newest else {},
+    )
+
+
+def _object(path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object of a file, which may not be there."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _metrics(path: pathlib.Path, last: int) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl up to a step; one that is not whole, as a killed run leaves it, is passed over."""
+    if not path.is_file():
+        return
+    with path.open() as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if line["step"] <= last:
+                yield line
+
+
+def hub_name(backbone: str, raw: Mapping[str, Any]) -> str:
+    """ORGANISATION/NAME of a backbone on the Hugging Face hub if its directory or config.json tells, else "".
+
+    Args:
+      backbone: the directory that training started from.
+      raw: its config.json.
+    """
+    for part in pathlib.Path(backbone).parts:  # of the hub's cache
+        if found := re.fullmatch(r"models--([\w.-]+?)--([\w.-]+)", part):
+            return f"{found[1]}/{found[2]}"
+    name = str(raw.get("_name_or_path", ""))
+    # Any other ORGANISATION/NAME may be a path of the machine on which it was saved.
+    return name if re.fullmatch(r"Qwen/[\w.-]+", name) else ""
+
+
+def render(
+    name: str,
+    format: str,
+    dtype: str,
+    encoding: EncodingConfig,
+    marker_id: int,
+    training: Training,
+    base_model: str = "",
+) -> str:
+    """The text of README.md, with YAML front matter for the hub; the licence is left for whoever publishes.
+
+    Args:
+      name: of the exported directory.
+      format: of hf_export.FORMATS.
+      dtype: of the exported weights.
+      base_model: of hub_name; "" leaves it out.
+    """
+    library, pipeline = _PIPELINES[format]
+    front = [
+        "---",
+        *([f"base_model: {base_model}"] if base_model else []),
+        f"library_name: {library}",
+        f"pipeline_tag: {pipeline}",
+        "# license: to be chosen by whoever publishes this model; that of the backbone and of the data binds",
+        "tags:",
+        *(f"- {tag}" for tag in ("process-reward-model", "reward-model", "mathematics", "qwen2", "cfprm_jax")),
+        "---",
+    ]
+    return "\n".join([*front, "", *_use(name, format, dtype, encoding, marker_id), *_training(training, base_model)])
+
+
+def _use(name: str, format: str, dtype: str, encoding: EncodingConfig, marker_id: int) -> Iterator[str]:
+    yield f"# {name}\n"
+    yield (
+        "A process reward model for mathematical reasoning: it gives every step of a solution a score in [0, 1]. This "
+        f"is {_KINDS[format]}. The weights are {dtype}.\n"
+    )
+    yield "## Use\n"
+    yield (
+        f"A text is the chat template with the question, then every step, tokenised on its own, followed by the marker "
+        f"`{encoding.marker}` (id {marker_id}). Training cut solutions at {encoding.max_length:,} tokens.\n"
+    )
+    yield "```python"
+    yield from _encode(name, encoding)
+    yield "```\n"
+    if format in ("token_classification", "peft_adapter"):
+        yield "The score of each step:\n"
+        yield "```python"
+        yield "import torch"
+        if format == "peft_adapter":  # whose class has two labels by default, as the head here
+            yield "from peft import AutoPeftModelForTokenClassification\n"
+            yield f'model = AutoPeftModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
+        else:
+            yield "from transformers import AutoModelForTokenClassification\n"
+            yield f'model = AutoModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
+        yield "tokens = torch.tensor([ids])"
+        yield "with torch.no_grad():"
+        yield "    scores = model(tokens).logits.float().softmax(-1)[..., 1][tokens == marker].tolist()"
+        yield "```\n"
+    else:
+        yield from _serve(name, format, dtype, marker_id)
+    if format != "peft_adapter":
+        yield "With cfprm_jax, `" + f'cfprm_jax.load("{name}").score(question, steps)' + "` gives the same scores.\n"
+
+
+def _encode(name: str, encoding: EncodingConfig) -> Iterator[str]:
+    yield "from transformers import AutoTokenizer\n"
+    yield 'question = "What is 2 + 3 * 4?"'
+    yield 'steps = ["First, 3 * 4 = 12.", "Then 2 + 12 = 14. The answer is \\\\boxed{14}."]\n'
+    yield f'tokenizer = AutoTokenizer.from_pretrained("{name}")'
+    yield f"marker = tokenizer.convert_tokens_to_ids({_quoted(encoding.marker)})"
+    system = f'{{"role": "system", "content": {_quoted(encoding.system_prompt)}}}, ' if encoding.system_prompt else ""
+    yield f'messages = [{system}{{"role": "user", "content": question}}]'
+    yield "prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)"
+    yield 'ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]'
+    yield "for step in steps:"
+    yield '    ids += [*tokenizer(step, add_special_tokens=False)["input_ids"], marker]'
+
+
+def _quoted(text: str) -> str:
+    """A Python string literal in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _serve(name: str, format: str, dtype: str, marker_id: int) -> Iterator[str]:
+    # vLLM's automatic choice would compute float32 weights in half precision.
+    precision = " --dtype float32" if dtype == "float32" else ""
+    if format == "process_reward_model":
+        pooler = json.dumps({"pooling_type": "STEP", "step_tag_id": marker_id})
+        note = "With vLLM (0.11.2 or newer), whose step pooling returns the two probabilities of each marker:"
+        scores = "scores = [correct for incorrect, correct in answer]"
+    else:
+        pooler = json.dumps({"pooling_type": "ALL"})
+        note = "With vLLM (0.11.2 or newer), which returns one number a token:"
+        scores = "scores = [1 / (1 + math.exp(-z)) for token, (z,) in zip(ids, answer) if token == marker]"
+    yield f"{note}\n"
+    yield "```bash"
+    yield f"vllm serve {name} --runner pooling{precision} --pooler-config '{pooler}'"
+    yield "```\n"
+    yield "```python"
+    yield from ["import math\n"] if format == "reward_model" else []
+    yield "import requests\n"
+    raw = ', "use_activation": False' if format == "reward_model" else ""
+    yield f'request = {{"model": "{name}", "task": "token_classify", "input": ids{raw}}}'
+    yield 'reply = requests.post("http://localhost:8000/pooling", json=request)'
+    yield 'answer = reply.json()["data"][0]["data"]'
+    yield scores
+    yield "```\n"
+
+
+def _training(training: Training, base_model: str) -> Iterator[str]:
+    options, data = training.options, training.data
+    yield "## Training\n"
+    of = f" of {training.num_steps:,}" if training.num_steps else ""
+    lines = [("checkpoint", f"after step {training.step:,}{of}")]
+    if base_model or options:
+        lines.append(("backbone", base_model or pathlib.Path(options["model"]).name))
+    if options:
+        lines += _options(options)
+    if training.trained:
+        counts = ", ".join(f"{number:,} at C = {size}" for size, number in training.trained.items())
+        lines.append(("trajectories trained on", counts))
+    yield "| | |"
+    yield "|---|---|"
+    for what, value in lines:
+        yield f"| {what} | {value} |"
+    yield ""
+    if data:
+        yield "Training data (C is the number of steps in a window):\n"
+        yield from (f"* {line}" for line in summary.corpus(dict(data)))
+        yield ""
+    if training.held_out:
+        yield "## Held-out questions\n"
+        yield "| metric | value |"
+        yield "|---|---|"
+        for name, number in training.held_out.items():
+            yield f"| {name.removeprefix('eval_').replace('_', ' ')} | {_shown(number)} |"
+        yield ""
+    if training.best_of_n:
+        yield "## Best-of-N\n"
+        yield results.caption(training.best_of_n) + "\n"
+        yield tables.markdown(tables.rows_table(training.best_of_n["rows"]))
+
+
+def _shown(number: float | None) -> str:
+    if number is None:  # a metric without a value, such as the AUROC of one class
+        return "none"
+    return f"{number:,.0f}" if number > 1 and number == int(number) else f"{number:.4f}"
+
+
+def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The flags of train that a reader of the card wants, as (what, value)."""
+    sizes = options["granularities"] or [str(size) for size in range(options["c_max"], 0, -1)]
+    if len(sizes) == 1:
+        yield "windows", f"C = {sizes[0]}"
+    else:
+        epochs = options["epochs_per_granularity"]
+        passes = "one pass" if epochs == 1 else f"{epochs} passes"
+        yield "windows", f"C = {', '.join(map(str, sizes))} ({options['schedule']}), {passes} over the data at each"
+    margin = f", margin {options['margin']}" if options["loss"] == "q_ranking" else ""
+    yield "loss", f"{options['loss']}{margin}"
+    yield "data", ", ".join(f"`{pathlib.Path(path).name}`" for path in options["train_data"])
+    yield "neutral ratings", options["neutral"]
+    yield "head", options["head"]
+    yield (
+        "optimizer",
+        f"AdamW, learning rate {options['learning_rate']:g}, warm-up {options['warmup_fraction']:g} of the steps, "
+        f"{options['decay']} decay, weight decay {options['weight_decay']:g}, gradient norm at most "
+        f"{options['max_grad_norm']:g}",
+    )
+    yield "batch", f"{options['batch_size']} trajectories of at most {options['max_length']:,} tokens"
+    if options.get("lora_rank"):
+        targets = ", ".join(options["lora_targets"])
+        yield "adapters", f"rank {options['lora_rank']}, alpha {options['lora_alpha']:g}, on {targets}"
+        yield "precision", f"float32 adapters on a frozen {options['dtype']} backbone, computed in {options['dtype']}"
+    else:
+        yield "precision", f"float32 weights, computed in {options['dtype']}"
+    yield "seed", str(options["seed"])

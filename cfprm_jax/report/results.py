@@ -1,0 +1,169 @@
+"""Everything that bon found: results.json, and the tables made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cfprm_jax.evaluation.best_of_n import Row
+from cfprm_jax.evaluation.breakdown import Correlation, Difference, Part
+from cfprm_jax.evaluation.pool import Pool
+from cfprm_jax.report import tables
+
+RESULTS, TABLE, LATEX, PLOT, PAGE = "results.json", "table.md", "table.tex", "plot.png", "report.html"
+
+
+@dataclasses.dataclass(frozen=True)
+class PartRows:
+    """A part of the questions and its accuracies; the first part is all of them."""
+
+    part: Part
+    questions: int
+    rows: Sequence[Row]
+    rows2: Sequence[Row] = ()
+
+
+def results(
+    config: Mapping[str, Any],
+    systems: Sequence[str],
+    pool: Pool,
+    parts: Sequence[PartRows],
+    grading: Mapping[str, Any],
+    correlations: Sequence[Correlation],
+    comparison: Sequence[Difference] = (),
+) -> dict[str, Any]:
+    """The JSON object of results.json.
+
+    "rows" are the accuracies over all questions, "rows2" those of the second system; "pool" is the number of candidates
+    a question, or the least and the most.
+    """
+    smallest, largest = int(pool.sizes.min()), int(pool.sizes.max())
+    everything, *others = parts
+    return {
+        "config": dict(config),
+        "systems": list(systems),
+        "questions": len(pool.ids),
+        "datasets": list(dict.fromkeys(pool.datasets)),
+        "pool": smallest if smallest == largest else [smallest, largest],
+        "unscored": pool.unscored,
+        "rows": [_row(row) for row in everything.rows],
+        "rows2": [_row(row) for row in everything.rows2],
+        "comparison": [
+            {
+                **dict(zip(("n", "method", "aggregation"), entry.key, strict=True)),
+                "accuracy": entry.accuracy,
+                "accuracy2": entry.accuracy2,
+                "difference": entry.difference,
+                "ci95": list(entry.ci95),
+                "p_value": entry.p_value,
+            }
+            for entry in comparison
+        ],
+        "parts": [
+            {
+                "by": entry.part.by,
+                "value": entry.part.value,
+                "questions": entry.questions,
+                "rows": [_row(row) for row in entry.rows],
+                "rows2": [_row(row) for row in entry.rows2],
+            }
+            for entry in others
+        ],
+        "correlations": [dataclasses.asdict(entry) for entry in correlations],
+        "grading": dict(grading),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "n": row.n,
+        "method": row.method,
+        "aggregation": row.aggregation,
+        "accuracy": row.accuracy,
+        "ci95": list(row.ci95),
+        "draws": row.draws,
+        "draw_std": row.draw_std,
+    }
+
+
+def caption(outcome: Mapping[str, Any]) -> str:
+    """One paragraph that says what the main table's numbers are."""
+    config, pool = outcome["config"], outcome["pool"]
+    size = f"{pool}" if isinstance(pool, int) else f"{pool[0]} to {pool[1]}"
+    chosen = f"mean ± standard deviation over {config['draws']} random subsets of n" if config["draws"] else "first n"
+    unscored = f", {outcome['unscored']:,} of them without scores" if outcome["unscored"] else ""
+    return (
+        f"Accuracy in %, with a 95 % bootstrap interval over {outcome['questions']:,} questions. {size} candidates a "
+        f"question{unscored}; {chosen}. Grader: {config['grader']}. Seed: {config['seed']}. pass@1 is the mean over "
+        "all candidates, and the first candidate that of the file, whatever n is."
+    )
+
+
+def grading_note(outcome: Mapping[str, Any]) -> str:
+    """What there is to say about the grading: answers not found, pairs without a verdict, and other opinions."""
+    grading = outcome["grading"]
+    if grading["grader"] == "none":
+        return f'{grading["candidates"]:,} candidates, right or wrong by their own "correct".'
+    said = [f"{grading['candidates']:,} candidates graded by {grading['grader']}"]
+    if grading["without_answer"]:
+        said.append(f"{grading['without_answer']:,} give no answer")
+    if grading["without_verdict"]:
+        said.append(
+            f"{grading['without_verdict']:,} of {grading['pairs_compared']:,} pairs of answers took longer than "
+            f"{grading['seconds_a_pair']:g} s or could not be read, and count as different"
+        )
+    if grading["with_own_correct"]:
+        differ = f"{grading['differs_from_own_correct']:,} of {grading['with_own_correct']:,}"
+        said.append(f'{differ} differ from their own "correct"')
+    return "; ".join(said) + "."
+
+
+def summary(outcome: Mapping[str, Any]) -> str:
+    """What a command prints: the main table, the comparison, and what they rest on."""
+    compared = f"\n{_comparison(outcome)}" if outcome["comparison"] else ""
+    return f"{tables.markdown(tables.main_table(outcome))}\n{caption(outcome)}\n{compared}\n{grading_note(outcome)}\n"
+
+
+def _comparison(outcome: Mapping[str, Any]) -> str:
+    first, second = outcome["systems"]
+    return (
+        f"{tables.markdown(tables.comparison_table(outcome))}\n{first} minus {second} on the same questions, in "
+        "percentage points; interval and two-sided p-value from a paired bootstrap over questions.\n"
+    )
+
+
+def document(outcome: Mapping[str, Any]) -> str:
+    """The text of table.md."""
+    sections = [summary(outcome)]
+    sections += [f"## {title}\n\n{tables.markdown(grid)}" for title, grid in tables.part_tables(outcome)]
+    sections.append(
+        f"## Correlation of scores with length\n\n{tables.markdown(tables.correlation_table(outcome))}\n"
+        "Spearman's rank correlation with the number of characters and of steps: over all candidates, the mean within "
+        "questions, and over the chosen candidates.\n"
+    )
+    differing = outcome["grading"]["pairs_that_differ"]
+    if differing:
+        grid = [["question", "predicted", "reference", "graded", "candidates"]]
+        grid += [
+            [
+                str(pair["id"]),
+                f"`{pair['predicted']}`",
+                f"`{pair['answer']}`",
+                "right" if pair["graded"] else "wrong",
+                str(pair["candidates"]),
+            ]
+            for pair in differing
+        ]
+        sections.append(f'## Where the grader differs from the candidates\' own "correct"\n\n{tables.markdown(grid)}')
+    return "\n".join(sections)
+
+
+def write(outcome: Mapping[str, Any], directory: str | pathlib.Path) -> None:
+    """Write results.json, table.md and table.tex into a directory that exists."""
+    directory = pathlib.Path(directory)
+    (directory / RESULTS).write_text(json.dumps(outcome, indent=1) + "\n")
+    (directory / TABLE).write_text(document(outcome))
+    (directory / LATEX).write_text(tables.latex(outcome))

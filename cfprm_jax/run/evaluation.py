@@ -1,0 +1,81 @@
+"""How well a PRM tells right steps from wrong ones on the held-out split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from cfprm_jax.data.loader import Batch
+from cfprm_jax.data.packing import PackedBatch
+from cfprm_jax.sharding import rules
+
+
+def binary_metrics(step_logits: Float[np.ndarray, " steps"], labels: Float[np.ndarray, " steps"]) -> dict[str, float]:
+    """Accuracy at sigmoid(z) > 0.5; precision, recall and F1 of the *negative* class; AUROC.
+
+    A label above 0.5 is positive. Wrong steps are the rare class that a PRM exists to find, hence the negative's F1.
+    What has no value (AUROC with one class, precision when nothing was called negative) is NaN.
+
+    Args:
+      step_logits: z of labelled steps.
+      labels: in [0, 1], none NaN.
+    """
+    truth, called = labels > 0.5, step_logits > 0.0
+    hit = float(np.sum(~truth & ~called))  # negatives found
+    false_alarm, missed = float(np.sum(truth & ~called)), float(np.sum(~truth & called))
+    return {
+        "step_accuracy": _ratio(float(np.sum(truth == called)), float(len(truth))),
+        "negative_precision": _ratio(hit, hit + false_alarm),
+        "negative_recall": _ratio(hit, hit + missed),
+        "negative_f1": _ratio(2 * hit, 2 * hit + false_alarm + missed),
+        "auroc": auroc(step_logits, truth),
+        "positives": float(truth.sum()),
+        "negatives": float((~truth).sum()),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")
+
+
+def auroc(scores: Float[np.ndarray, " n"], positive: np.ndarray) -> float:
+    """Probability that a random positive scores above a random negative, a tie counting one half (Mann-Whitney)."""
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    if not num_positive or not num_negative:
+        return float("nan")
+    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(sizes)
+    rank = (last - (sizes - 1) / 2)[group]  # 1-based; equal scores share the middle of their ranks
+    above = rank[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(above / (num_positive * num_negative))
+
+
+def evaluate(
+    eval_step: Callable[[Any, PackedBatch], tuple[jax.Array, jax.Array, jax.Array]],
+    batches: Sequence[Batch],
+    shardings: PackedBatch,
+    params: Any,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Loss and binary metrics over all batches; None without any, or when stop() became true in between.
+
+    Args:
+      eval_step: (params, batch) -> (z, total, count), as from training.step.jit_eval_step.
+      shardings: of a batch.
+    """
+    if not batches:
+        return None
+    logits, labels, total, count = [], [], 0.0, 0.0
+    for batch in batches:
+        if stop():
+            return None
+        z, batch_total, batch_count = eval_step(params, rules.put_batch(batch.packed, shardings))
+        known = ~np.isnan(batch.packed.labels)
+        logits.append(np.asarray(z)[known])
+        labels.append(batch.packed.labels[known])
+        total, count = total + float(batch_total), count + float(batch_count)
+    return {"loss": _ratio(total, count), **binary_metrics(np.concatenate(logits), np.concatenate(labels))}

@@ -1,0 +1,226 @@
+"""What a run tells: metrics.jsonl and TensorBoard on disk, one updating line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TextIO
+
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2
+
+from cfprm_jax.errors import UserError
+from cfprm_jax.run.directory import METRICS, TENSORBOARD
+from cfprm_jax.runtime import disk
+
+MEASURED = (
+    "steps_per_second",
+    "tokens_per_second",
+    "expanded_tokens_per_second",
+    "model_flops_per_second",
+    "mfu",
+    "memory_in_use",
+    "memory_peak",
+)
+"""Metrics of a step that depend on clock and machine; the others are the same in every run of the same flags."""
+
+# A terminal is not written to more often than this.
+_SECONDS_BETWEEN_UPDATES = 0.1
+# Rates are averaged over so many of the latest steps: enough to be steady, few enough to follow a change of stage.
+_RATE_WINDOW = 20
+
+
+EVALUATION = "eval_"
+"""What the names of an evaluation's metrics begin with."""
+
+
+def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> int:
+    """Drop the lines after a step, and a last line that a killed run left half written; returns how many went.
+
+    A resumed run computes those steps again, so that each step is in the file once.
+
+    Args:
+      evaluated: False if the evaluation of the step itself is to come: what is there of it goes too.
+    """
+    if not path.exists():
+        return 0
+    lines, kept = path.read_text().splitlines(keepends=True), []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        again = not evaluated and row["step"] == step and any(name.startswith(EVALUATION) for name in row)
+        if line.endswith("\n") and row["step"] <= step and not again:
+            kept.append(line)
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text("".join(kept))
+    os.replace(scratch, path)  # noqa: PTH105 -- pathlib's replace is the same; this names the atomicity
+    return len(lines) - len(kept)
+
+
+class Log(Protocol):
+    """Where the loop writes its figures."""
+
+    def write(self, step: int, values: Mapping[str, Any], board: str = "", prefix: str = "") -> None: ...
+
+
+class SilentLog:
+    """What the processes write that are not the first: nothing."""
+
+    def write(self, step: int, values: Mapping[str, Any], board: str = "", prefix: str = "") -> None:
+        """Nothing."""
+
+
+class MetricLog:
+    """metrics.jsonl and TensorBoard of a run directory."""
+
+    def __init__(self, output_dir: pathlib.Path, start_step: int, evaluated: bool = True):
+        """Go on after start_step (0 for a new run): later lines and points are dropped; evaluated is as in truncate."""
+        self._directory = output_dir
+        with self._writing():
+            output_dir.mkdir(parents=True, exist_ok=True)
+            truncate(output_dir / METRICS, start_step, evaluated)
+            self._file = (output_dir / METRICS).open("a")
+            (output_dir / TENSORBOARD).mkdir(exist_ok=True)
+            # Not SummaryWriter: its thread dies of a full disk, and the next points would wait for it for ever.
+            self._board = EventsWriter(str(output_dir / TENSORBOARD / "events"))
+            # TensorBoard then forgets the points that an earlier process wrote at these steps.
+            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._add(event_pb2.Event(step=start_step + 1, session_log=started))
+
+    def write(self, step: int, values: Mapping[str, Any], board: str = "", prefix: str = "") -> None:
+        """Append {"step": step, ...values}, prefix before each name; numbers go to TensorBoard too, if board is given.
+
+        Args:
+          board: the group there: a value is board/name.
+
+        Raises:
+          UserError: the disk is full, or the like.
+        """
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        with self._writing():
+            line = {"step": step, **{f"{prefix}{name}": value for name, value in finite.items()}}
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            if board:
+                for name, value in finite.items():
+                    if isinstance(value, int | float):
+                        point = summary.scalar(f"{board}/{name}", value)
+                        self._add(event_pb2.Event(step=step, summary=point))
+                self._board.flush()
+
+    def close(self) -> None:
+        # What could not be written has been told of by write.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._board.close()
+
+    def _add(self, event: event_pb2.Event) -> None:
+        event.wall_time = time.time()
+        self._board.write_event(event)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"cannot write metrics into {self._directory}: {disk.reason(error)}") from error
+
+
+class Progress:
+    """Where the run is, how fast, and how long it will take."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        start_step: int,
+        num_steps: int,
+        log_every: int,
+        clock: Callable[[], float] = time.monotonic,
+        peak_flops: float | None = None,
+    ):
+        """Begin after start_step of num_steps.
+
+        Args:
+          log_every: steps between lines where the stream is no terminal.
+          peak_flops: of all devices together, a second; None if it is not known, and then so is MFU.
+        """
+        self._stream, self._num_steps, self._log_every, self._clock = stream, num_steps, log_every, clock
+        self._terminal, self._peak = stream.isatty(), peak_flops
+        # (time, step, tokens computed, tokens expanded, FLOPs), the last three summed since the start
+        first = (clock(), start_step, 0, 0, 0.0)
+        self._window = collections.deque([first], maxlen=_RATE_WINDOW + 1)
+        self._drawn = -math.inf
+
+    def advance(self, step: int, tokens_computed: int, tokens_expanded: int, flops: float = 0.0) -> dict[str, Any]:
+        """A step is done: rates over the latest steps, for the log.
+
+        Args:
+          tokens_computed: tokens of the step that the network saw, each distinct one once, padding not counted.
+          tokens_expanded: tokens of its trajectories, each counted in full: the useful work.
+          flops: what the model needs for the step; see training.flops.
+        """
+        _, _, computed, expanded, total = self._window[-1]
+        self._window.append(
+            (self._clock(), step, computed + tokens_computed, expanded + tokens_expanded, total + flops)
+        )
+        (t0, s0, c0, e0, f0), (t1, s1, c1, e1, f1) = self._window[0], self._window[-1]
+        seconds = max(t1 - t0, 1e-9)
+        rate = (f1 - f0) / seconds
+        return {
+            "steps_per_second": (s1 - s0) / seconds,
+            "tokens_per_second": (c1 - c0) / seconds,
+            "expanded_tokens_per_second": (e1 - e0) / seconds,
+            "model_flops_per_second": rate,
+            "mfu": rate / self._peak if self._peak else None,
+        }
+
+    def show(self, step: int, values: Mapping[str, Any]) -> None:
+        """Draw the line (terminal), or print it every log_every steps and at the last one."""
+        due = step % self._log_every == 0 or step == self._num_steps
+        if self._terminal:
+            if due or self._clock() - self._drawn >= _SECONDS_BETWEEN_UPDATES:
+                self._drawn = self._clock()
+                width = shutil.get_terminal_size().columns - 1
+                self._stream.write("\r\x1b[2K" + self._line(step, values)[:width])
+                self._stream.flush()
+        elif due:
+            self.say(self._line(step, values))
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the updating one."""
+        self._stream.write(("\r\x1b[2K" if self._terminal else "") + text + "\n")
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """Leave the updating line as it is and go to the next."""
+        if self._terminal and self._drawn > -math.inf:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def _line(self, step: int, values: Mapping[str, Any]) -> str:
+        left = (self._num_steps - step) / max(values["steps_per_second"], 1e-9)
+        mfu = f"MFU {values['mfu']:.1%}  " if values.get("mfu") is not None else ""
+        return (
+            f"step {step}/{self._num_steps}  C={values['granularity']}  loss {values['loss']:.4f}  "
+            f"accuracy {values['step_accuracy']:.3f}  rate {values['learning_rate']:.2e}  "
+            f"{values['tokens_per_second']:,.0f} tokens/s (expanded {values['expanded_tokens_per_second']:,.0f})  "
+            f"{mfu}left {duration(left)}"
+        )
+
+
+def duration(seconds: float) -> str:
+    """3725 -> "1:02:05", 65 -> "1:05"."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -1,0 +1,36 @@
+"""What a run's options alone say is wrong: refused before anything is read, made or waited for."""
+
+from __future__ import annotations
+
+from cfprm_jax import bon
+from cfprm_jax.errors import UserError
+from cfprm_jax.models import lora
+from cfprm_jax.run.options import SYNTHETIC, TrainConfig
+from cfprm_jax.training import program
+
+
+def refuse(config: TrainConfig) -> None:
+    """UserError for the first options found that no file and no device could make right."""
+    _refuse_sources(config)
+    _refuse_training(config)
+    if config.eval.bon_candidates:
+        bon.parse_sizes(config.eval.bon_n, "--bon_n")
+
+
+def _refuse_sources(config: TrainConfig) -> None:
+    if not config.train_data:
+        raise UserError("--train_data is empty: name the corpora to train on, or synthetic")
+    if SYNTHETIC in config.train_data and len(config.train_data) > 1:
+        raise UserError(f"--train_data={','.join(config.train_data)}: synthetic stands alone or not at all")
+    if config.model.model == SYNTHETIC and config.train_data != (SYNTHETIC,):
+        raise UserError(
+            "--model is missing: name the backbone's Hugging Face directory "
+            "(the synthetic one is for --train_data=synthetic)"
+        )
+
+
+def _refuse_training(config: TrainConfig) -> None:
+    adapters = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
+    if adapters is not None and (config.model.init == "random" or config.model.model == SYNTHETIC):
+        raise UserError("--lora_rank needs a backbone with weights of its own; no checkpoint would hold random ones")
+    program.refuse_optimizer(config.optimizer.optimizer, config.model.dtype, adapters)

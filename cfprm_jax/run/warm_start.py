@@ -1,0 +1,63 @@
+"""Going on from a PRM: what its directory says about head and encoding, against what the flags say.
+
+A directory with a reward head is a PRM, published or exported here. What a flag does not name is taken from it: the
+form of the head from its tensors; marker, system prompt and step separator from prm.json, which every export has. A
+published PRM has no such file; then the flags hold, whose defaults are those of Qwen2.5-Math-PRM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Collection
+from typing import NamedTuple
+
+from cfprm_jax.config import EncodingConfig, ModelConfig
+from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import loading
+from cfprm_jax.run.directory import PRM_FILE, read_prm
+
+# Options that change what a step's text looks like to the model, which a run may have a reason to change.
+_TEXT = ("system_prompt", "step_separator")
+
+
+class Adopted(NamedTuple):
+    """The options to train with, and lines that say where they come from (none for a language model)."""
+
+    model: ModelConfig
+    encoding: EncodingConfig
+    lines: tuple[str, ...]
+
+
+def adopt(directory: pathlib.Path, model: ModelConfig, encoding: EncodingConfig, given: Collection[str]) -> Adopted:
+    """The options completed by what a PRM's directory says. A language model's says nothing, and they stay.
+
+    Args:
+      given: names of the flags that were set, by --flagfile too.
+
+    Raises:
+      UserError: a flag names another head or marker than the PRM was trained with, for which its head means nothing.
+    """
+    head = loading.head_of(directory)
+    if head is None:
+        return Adopted(model, encoding, ())
+    if "head" in given and model.head != head:
+        raise UserError(f"--head={model.head}, but {directory} is a PRM with a head of kind {head}: leave --head out")
+    _, theirs = read_prm(directory)
+    lines = []
+    if theirs is None:
+        lines.append(f"a PRM with a {head} head, without {PRM_FILE}: marker and texts as the flags say")
+    else:
+        if "marker" in given and encoding.marker != theirs.marker:
+            raise UserError(
+                f"--marker={encoding.marker}, but {directory} was trained with the marker {theirs.marker}: leave "
+                "--marker out"
+            )
+        kept = {name for name in _TEXT if name in given and getattr(encoding, name) != getattr(theirs, name)}
+        taken = {name: getattr(theirs, name) for name in ("marker", *_TEXT) if name not in kept}
+        encoding = dataclasses.replace(encoding, **taken)
+        lines.append(f"a PRM with a {head} head; of its {PRM_FILE}: {', '.join(taken)}")
+        lines += [f"--{name} as the flag says, another than the PRM's {getattr(theirs, name)!r}" for name in kept]
+    lines.append(f"marker {encoding.marker!r}, step separator {encoding.step_separator!r}")
+    lines.append(f"system prompt {encoding.system_prompt!r}")
+    return Adopted(dataclasses.replace(model, head=head), encoding, tuple(lines))

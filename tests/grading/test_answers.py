@@ -1,0 +1,77 @@
+"""Extraction of answers, and what of them is only notation."""
+
+from __future__ import annotations
+
+import pytest
+
+from cfprm_jax.data.candidates import Candidate
+from cfprm_jax.grading.answers import extract, normalise, reference
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1,000", "1000"),
+        ("$12$", "12"),
+        (r"\$5", "5"),
+        ("Seven.", "seven"),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\dfrac{\pi}{2})"),
+        (r"\bigl[0,1\bigr]", "[0, 1]"),
+        ("12,345,678", "12345678"),
+    ],
+)
+def test_notation_does_not_count(one, other):
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("-5", "5"), ("1,00", "100"), ("(1,234,5)", "(12345)"), ("1/2", "0.5"), (r"\leftarrow", "arrow")]
+)
+def test_everything_else_does(one, other):
+    assert normalise(one) != normalise(other)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "answer"),
+    [
+        (Candidate(text=r"so \boxed{1} or \boxed{\frac{1}{2}}.", predicted="3"), "3"),
+        (Candidate(text=r"so \boxed{1} or \boxed{\frac{1}{2}}."), r"\frac{1}{2}"),
+        (Candidate(text=r"so \boxed{7}, and \boxed{8"), "7"),  # the last balanced one
+        (Candidate(text=r"\fbox{7}"), "7"),
+        (Candidate(text=r"\boxed{\text{(C)}} is the answer to it"), r"\text{(C)}"),
+        (Candidate(text="# Answer\n\n70"), "70"),
+        (Candidate(text="The answer is near.\n\n# Answer\n\n\\frac12\n"), r"\frac12"),
+        (Candidate(text="5 + 4 = 9\n#### 9"), "9"),
+        (Candidate(text="the answer, 5\n#### 1,009 \nand so on"), "1,009"),
+        (Candidate(steps=("a", "The answer is: 12 apples")), "12 apples"),
+        (Candidate(steps=("so=five", "answer=two")), "two"),
+        (Candidate(text="I give up"), None),
+        (Candidate(text=r"\boxed{1"), None),
+        (Candidate(text="answer:"), None),
+        (Candidate(steps=()), None),
+        (Candidate(text="She has 5 or 7 left."), None),
+    ],
+)
+def test_extraction(candidate, answer):
+    assert extract(candidate) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("She has 5 or 7 left.", "7"),
+        ("It costs $1,234.50 a day", "$1,234.50"),
+        ("That is -3/4.", "-3/4"),
+        ("So 20%", "20%"),
+        ("The answer is 5, not 7", "5, not 7"),
+        ("nothing", None),
+    ],
+)
+def test_grade_school_questions_end_in_their_last_number(text, answer):
+    assert extract(Candidate(text=text), "gsm8k") == answer
+    assert extract(Candidate(text=text), "GSM-Plus") == answer
+
+
+def test_the_reference_of_gsm8k_ends_its_solution():
+    assert reference("9 * 2 = <<9*2=18>>18 a day.\n#### 18") == "18"
+    assert reference(r"\frac{1}{2}") == r"\frac{1}{2}"

@@ -1,0 +1,161 @@
+"""metrics.jsonl and TensorBoard as they are read back, and the progress line on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import time
+
+import pytest
+
+from cfprm_jax.errors import UserError
+from cfprm_jax.run.metrics import EVALUATION, MetricLog, Progress, SilentLog, duration, truncate
+
+VALUES = {"granularity": 2, "loss": 0.51234, "step_accuracy": 0.75, "learning_rate": 1.5e-6}
+
+
+def test_log_and_resume(tmp_path) -> None:
+    """After a resume from step 2 every step is there once, a half-written line is gone, NaN is null."""
+    log = MetricLog(tmp_path, 0)
+    for step in range(1, 5):
+        log.write(step, {"loss": 1.0 / step, "nothing": float("nan")}, board="train")
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    log = MetricLog(tmp_path, 2)
+    log.write(3, {"loss": 30.0}, board="train")
+    log.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[1] == {"step": 2, "loss": 0.5, "nothing": None}
+    assert rows[2]["loss"] == 30.0
+
+
+def test_an_evaluation_that_is_to_come_again_goes(tmp_path) -> None:
+    """The one of the step that is gone on after, not those before it, and not the step itself."""
+    log = MetricLog(tmp_path, 0)
+    for step in (1, 2, 3):
+        log.write(step, {"loss": 0.5})
+        log.write(step, {"loss": 0.25}, prefix=EVALUATION)
+    log.close()
+    MetricLog(tmp_path, 2).close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"step": s, name: v} for s in (1, 2) for name, v in (("loss", 0.5), ("eval_loss", 0.25))]
+    MetricLog(tmp_path, 2, evaluated=False).close()
+    again = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert again == rows[:-1]
+
+
+def test_truncate_of_nothing(tmp_path) -> None:
+    assert truncate(tmp_path / "metrics.jsonl", 3) == 0
+
+
+def test_tensorboard_reads_it(tmp_path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = MetricLog(tmp_path, 0)
+    log.write(10, {"loss": 0.25, "granularity": 2}, board="train")
+    log.write(11, {"loss": 0.5})  # not for the board
+    log.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 0.25)]
+
+
+def test_a_resumed_run_replaces_its_points(tmp_path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for start, values in ((0, {1: 0.1, 2: 0.2, 3: 0.3}), (2, {3: 0.33})):
+        log = MetricLog(tmp_path, start)
+        for step, value in values.items():
+            log.write(step, {"loss": value}, board="eval", prefix="eval_")
+        log.close()
+        time.sleep(1.01)  # an event file's name has seconds
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, round(e.value, 6)) for e in events.Scalars("eval/loss")] == [(1, 0.1), (2, 0.2), (3, 0.33)]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"step": 1, "eval_loss": 0.1}, {"step": 2, "eval_loss": 0.2}, {"step": 3, "eval_loss": 0.33}]
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
+@pytest.mark.parametrize("what", ["metrics", "tensorboard"])
+def test_a_full_disk_is_an_error_and_no_hang(tmp_path, what: str) -> None:
+    log = MetricLog(tmp_path, 0)
+    if what == "metrics":
+        log._file = open("/dev/full", "a")  # noqa: SIM115, PTH123
+    else:
+        log._board._py_recordio_writer._writer = open("/dev/full", "wb")  # noqa: SIM115, PTH123
+    with pytest.raises(UserError, match=f"cannot write metrics into {tmp_path}: No space left on device"):
+        for step in range(20):
+            log.write(step, {"loss": 1.0}, board="train")
+    log.close()
+
+
+def test_silence(tmp_path) -> None:
+    SilentLog().write(1, {"loss": 1.0}, board="train")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def drive(stream: io.StringIO, steps: int, seconds: float) -> Progress:
+    clock = Clock()
+    progress = Progress(stream, 0, 40, log_every=10, clock=clock)
+    for step in range(1, steps + 1):
+        clock.now += seconds
+        progress.show(step, {**VALUES, **progress.advance(step, 1000, 12000)})
+    return progress
+
+
+def test_plain_lines() -> None:
+    stream = io.StringIO()
+    drive(stream, 25, seconds=2.0).say("a note")
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "step 10/40  C=2  loss 0.5123  accuracy 0.750  rate 1.50e-06  500 tokens/s (expanded 6,000)  left 1:00",
+        "step 20/40  C=2  loss 0.5123  accuracy 0.750  rate 1.50e-06  500 tokens/s (expanded 6,000)  left 0:40",
+        "a note",
+    ]
+
+
+def test_mfu_is_of_all_devices(tmp_path) -> None:
+    """Two steps of 3e12 FLOPs in a second each, on devices that can do 12e12 together."""
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress(stream, 0, 40, log_every=1, clock=clock, peak_flops=12e12)
+    for step in (1, 2):
+        clock.now += 1.0
+        rates = progress.advance(step, 1000, 12000, 3e12)
+    assert rates["model_flops_per_second"] == pytest.approx(3e12)
+    assert rates["mfu"] == pytest.approx(0.25)
+    progress.show(2, {**VALUES, **rates})
+    assert "MFU 25.0%  left" in stream.getvalue()
+    unknown = Progress(stream, 0, 40, log_every=1, clock=clock).advance(1, 1, 1, 1e12)
+    assert unknown["mfu"] is None
+
+
+def test_one_updating_line_on_a_terminal(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    progress = drive(stream, 25, seconds=0.01)  # 10 updates a second at most
+    progress.say("a note")
+    progress.finish()
+    text = stream.getvalue()
+    assert text.count("\n") == 2
+    assert 3 <= text.count("\r") <= 7
+    assert all(len(part) <= 60 + len("\x1b[2K") for part in text.split("\r"))
+    assert "\r\x1b[2Ka note\n" in text
+
+
+def test_duration() -> None:
+    assert [duration(x) for x in (0.4, 65, 3725)] == ["0:00", "1:05", "1:02:05"]

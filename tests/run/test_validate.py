@@ -1,0 +1,42 @@
+"""Options that are refused by themselves, before any file is looked at."""
+
+from __future__ import annotations
+
+import pytest
+
+from cfprm_jax import flags, train
+from cfprm_jax.errors import UserError
+from cfprm_jax.run import validate
+from cfprm_jax.run.options import TrainConfig
+
+COMPACT = "--optimizer=adamw_compact"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([COMPACT, "--dtype=float32"], "computes with bfloat16 weights, and --dtype=float32 asks for more"),
+        ([COMPACT, "--lora_rank=2"], "saves nothing beside --lora_rank"),
+        (["--lora_rank=2", "--init=random"], "--lora_rank needs a backbone with weights of its own"),
+        (["--lora_rank=2", "--lora_targets=query,lm_head"], "--lora_targets: lm_head is not among"),
+        (["--lora_rank=2", "--lora_alpha=0"], "both must be positive"),
+        (["--bon_candidates=nowhere.jsonl", "--bon_n=x"], "--bon_n: 'x' is not a positive whole number"),
+        (["--train_data="], "--train_data is empty"),
+        (["--train_data=synthetic,a.jsonl"], "synthetic stands alone"),
+        (["--model=synthetic"], "--model is missing"),
+    ],
+)
+def test_before_anything_is_read(tmp_path, options: list[str], told: str) -> None:
+    """Neither model nor corpus is there, several processes would wait for each other: the options come first."""
+    missing = ["--model=/nowhere", "--train_data=nowhere.jsonl", f"--output_dir={tmp_path / 'run'}"]
+    missing += ["--coordinator=127.0.0.1:1", "--num_processes=2", "--process_id=1"]
+    config = flags.parse(TrainConfig, ["train", *missing, *options])
+    with pytest.raises(UserError, match=told):
+        train.main(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_right_passes() -> None:
+    validate.refuse(TrainConfig())
+    validate.refuse(flags.parse(TrainConfig, ["train", COMPACT]))
+    validate.refuse(flags.parse(TrainConfig, ["train", "--model=m", "--train_data=a", "--lora_rank=2"]))

@@ -1,0 +1,42 @@
+"""The line that tells how far a command is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from cfprm_jax.runtime import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_are_rare_and_plain_off_a_terminal(clock):
+    stream = io.StringIO()
+    line = progress.ProgressLine(stream)
+    for clock[0] in (101, 111, 112, 122):
+        line.show(lambda: f"at {clock[0]}")
+    line.clear()
+    line.end("done")
+    assert stream.getvalue() == "at 111\nat 122\ndone\n"
+    assert line.elapsed == 22
+
+
+def test_a_terminal_gets_one_line_that_renews_itself(clock):
+    stream = Terminal()
+    line = progress.ProgressLine(stream)
+    for clock[0] in (100.1, 100.3, 100.4, 100.6):
+        line.show(lambda: f"at {clock[0]}")
+    line.clear()
+    line.end("done")
+    assert stream.getvalue() == "\r\x1b[2Kat 100.3\r\x1b[2Kat 100.6\r\x1b[2K\r\x1b[2Kdone\n"

@@ -1,0 +1,113 @@
+"""Signals: heard while the main thread is in C, answered as the moment asks, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_runs import ROOT
+
+from cfprm_jax.runtime.signals import StopSignal
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)  # the thread hears of it, too
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before[1])
+    asked = StopSignal()
+    with asked.installed(), asked.installed() as inner:
+        assert inner() is None
+        send(signal.SIGTERM)
+    assert asked() == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before[0]
+    assert signal.set_wakeup_fd(before[1]) == before[1]
+
+
+def test_the_first_signal_counts_and_a_second_interrupt_does_not_wait() -> None:
+    with StopSignal().installed() as asked:
+        send(signal.SIGINT)
+        send(signal.SIGTERM)
+        assert asked() == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+    with StopSignal().installed() as asked:
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert asked() == signal.SIGTERM
+
+
+def test_until_it_is_asked_for_a_signal_ends() -> None:
+    """Once each, in whichever thread comes first; later signals wait to be asked for, until that is over."""
+    ended: list[signal.Signals] = []
+    with StopSignal().installed() as asked:
+        asked.end_with(ended.append)
+        send(signal.SIGTERM)
+        assert ended == [signal.SIGTERM]
+        assert asked() == signal.SIGTERM
+        send(signal.SIGTERM)
+        assert ended == [signal.SIGTERM]
+        asked.do_not_wait()
+        assert ended == [signal.SIGTERM] * 2
+
+
+def test_one_that_came_before_anybody_could_end_the_process() -> None:
+    ended: list[signal.Signals] = []
+    with StopSignal().installed() as asked:
+        send(signal.SIGTERM)
+        asked.end_with(ended.append)
+    assert ended == [signal.SIGTERM]
+
+
+def test_nobody_ends_the_process_of_others() -> None:
+    with StopSignal().installed() as asked:
+        send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            asked.do_not_wait()
+
+
+def test_a_handler_is_heard_where_the_pipe_is_borrowed() -> None:
+    ended: list[signal.Signals] = []
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with StopSignal().installed() as asked:
+        asked.end_with(ended.append)
+        own = signal.set_wakeup_fd(writer)
+        send(signal.SIGTERM)
+        signal.set_wakeup_fd(own)
+        assert ended == [signal.SIGTERM]
+    for file in (reader, writer):
+        os.close(file)
+
+
+BUSY = """
+import hashlib, os
+from cfprm_jax.runtime.signals import StopSignal
+
+asked = StopSignal()
+asked.install()
+asked.end_with(lambda number: (os.write(1, f"ended by {number.name}\\n".encode()), os._exit(7)))
+print("busy", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)  # a minute in C that no signal interrupts, as of a compiler
+"""
+
+
+def test_it_is_heard_while_the_main_thread_is_busy() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    )
+    with contextlib.closing(process.stdout) as output:
+        assert output.readline() == b"busy\n"
+        process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert output.read() == b"ended by SIGTERM\n"
+    assert process.wait() == 7
+    assert time.monotonic() - begin < 20
