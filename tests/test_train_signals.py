@@ -18,7 +18,8 @@ NOTHING_SAVED = "no step is saved yet; start the same command again, with --resu
 # The real command, with something that happens at a certain moment of it.
 DRIVER = """
 import os, runpy, signal, sys, time
-from cfprm_jax.training import checkpoint, evaluation, loop
+from cfprm_jax.checkpoints import saving
+from cfprm_jax.run import evaluation, loop
 
 def before(owner, name, call, act):
     whole, calls = getattr(owner, name), [0]
@@ -87,7 +88,7 @@ def test_while_the_first_step_compiles(tiny, driven) -> None:
     """Again with --resume=auto it trains as ever."""
     straight, _ = tiny.straight()
     given = tiny.arguments("compiling")
-    text = finish(driven('before(loop.sharding, "put_batch", 1, lambda: send(signal.SIGTERM))', given), status=0)
+    text = finish(driven('before(loop.rules, "put_batch", 1, lambda: send(signal.SIGTERM))', given), status=0)
     assert text.splitlines()[-1] == f"stopped by SIGTERM; {NOTHING_SAVED}"
     assert not rows(tiny.directory / "compiling")
     finish(tiny.start([*given, "--resume=auto"]))
@@ -126,7 +127,7 @@ def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, last: bool) -> N
     assert "done  " not in text
     assert saving.read_meta(run, step)["metrics"] is None
     again = [*given, "--resume=auto"]
-    killed = 'before(checkpoint.Checkpoints, "add_evaluation", 1, lambda: send(signal.SIGKILL))'
+    killed = 'before(saving.Checkpoints, "add_evaluation", 1, lambda: send(signal.SIGKILL))'
     finish(driven(killed, again), status=-signal.SIGKILL)
     assert [row["step"] for row in rows(run) if "eval_auroc" in row] == [6, 12][: step // 6]
     assert saving.read_meta(run, step)["metrics"] is None
@@ -140,7 +141,7 @@ def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, last: bool) -> N
 
 def test_a_second_interrupt_does_not_wait(tiny, driven) -> None:
     given = tiny.arguments("twice", max_steps=12, checkpoint_every=2)
-    twice = 'before(loop.sharding, "put_batch", 7, lambda: (send(signal.SIGINT), send(signal.SIGINT)))'
+    twice = 'before(loop.rules, "put_batch", 7, lambda: (send(signal.SIGINT), send(signal.SIGINT)))'
     text = finish(driven(twice, given), status=130)
     assert re.match(r"stopped by SIGINT; step [46] is saved; resume with: ", text.splitlines()[-1])
     assert "Traceback" not in text

@@ -191,7 +191,7 @@ def _page(outcome: Mapping[str, Any], data: Data) -> str:
 
 
 def _asset(name: str) -> str:
-    return importlib.resources.files("cfprm_jax.evaluation").joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files("cfprm_jax.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -72,7 +72,7 @@ def test_cache_directories(tmp_path, monkeypatch) -> None:
 _COUNT_FAULTS = """
 import resource, sys
 import jax, jax.numpy as jnp, numpy as np
-from cfprm_jax.training import devices
+from cfprm_jax.runtime import devices
 
 def on_host():
     np.ones(1 << 22)  # 32 MB, freed at once

@@ -249,7 +249,7 @@ def test_one_that_is_killed_ends_the_other(tiny) -> None:
 SLOW = """
 import sys, time
 from cfprm_jax.config import DistributedConfig
-from cfprm_jax.training import distributed
+from cfprm_jax.runtime import distributed
 
 port, index = sys.argv[1:]
 config = DistributedConfig(coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=int(index), wait_timeout=1)
@@ -298,7 +298,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cfprm_jax.config import DistributedConfig
-from cfprm_jax.training import distributed
+from cfprm_jax.runtime import distributed
 from cfprm_jax.checkpoints.saving import Checkpoints
 
 port, index, run, out = sys.argv[1:]
