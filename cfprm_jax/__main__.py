@@ -30,7 +30,7 @@ def main() -> None:
     if name not in COMMANDS:
         sys.exit(f"error: {name!r} is not a command of cfprm; the commands are {', '.join(COMMANDS)}")
     sys.argv = [f"cfprm {name}", *sys.argv[2:]]
-    runpy.run_module(f"cfprm_jax.{name}", run_name="__main__", alter_sys=False)
+    runpy.run_module(f"cfprm_jax.{name}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
