@@ -154,8 +154,8 @@ def write(outcome: Mapping[str, Any], data: Data, path: str | pathlib.Path) -> N
 
 
 def _page(outcome: Mapping[str, Any], data: Data) -> str:
-    style = _asset("report.css")
-    script = f"{_asset('report_math.js')}\n{_asset('report.js')}"
+    style = f"{_temml_style()}\n{_asset('report.css')}"
+    script = "\n".join(map(_asset, ("temml/temml.min.js", "report_math.js", "report.js")))
     settings = {
         "aggregations": outcome["config"]["aggregation"],
         "n": data.n,
@@ -192,6 +192,13 @@ def _page(outcome: Mapping[str, Any], data: Data) -> str:
 
 def _asset(name: str) -> str:
     return importlib.resources.files("cfprm_jax.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _temml_style() -> str:
+    """Temml's style sheet with its font in it, so that the page needs no other file."""
+    font = importlib.resources.files("cfprm_jax.report").joinpath("temml/Temml.woff2").read_bytes()
+    data = f"data:font/woff2;base64,{base64.b64encode(font).decode()}"
+    return _asset("temml/Temml-Local.css").replace("url('Temml.woff2')", f"url('{data}')")
 
 
 def _hash(text: str) -> str:

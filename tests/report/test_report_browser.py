@@ -165,7 +165,7 @@ FORMULAS = {
     r"\sum_{k=1}^{\infty} \frac{1}{k^2}": "msubsup, munderover",
     r"\left( \frac{a}{b} \right]": "mfrac",
     r"x_{10}^{2}": "msubsup",
-    r"\boxed{5}": ".boxed",
+    r"\boxed{5}": 'mrow[style*="border"]',
     r"\overline{AB} \parallel \vec{v}": "mover",
     r"a \equiv b \pmod{7}": "mi",
     r"\mathbb{R} \setminus \{0\}": "mi",
