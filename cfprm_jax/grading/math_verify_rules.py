@@ -17,6 +17,7 @@ import logging
 import re
 from typing import Any
 
+from cfprm_jax.grading import characters, latex_math
 from cfprm_jax.grading.answers import normalise
 
 NO_ANSWER = "None"
@@ -43,15 +44,21 @@ _FACTORS = re.compile(
 
 def equal(predicted: str, gold: str) -> bool:
     """Whether the predicted answer is right. May take without end: call it where it can be killed."""
+    predicted, gold = characters.plain(predicted), characters.plain(gold)
     if normalise(_unwrapped(predicted)) == normalise(_unwrapped(gold)):
         return True
     if words(gold) == NO_ANSWER:
         return bool(_NO_ANSWER_WORDS.fullmatch(_unwrapped(predicted)))
     if words(gold) is not None or words(predicted) is not None:
         return _letters(predicted) == _letters(gold)
+    wanted, given = _parsed(gold), _parsed(predicted)
+    if wanted is None or given is None:
+        return False
     from math_verify import verify
 
-    return bool(verify(_parsed(gold), _parsed(predicted), timeout_seconds=None))
+    # It warns once that its timers are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return bool(verify(wanted, given, timeout_seconds=None))
 
 
 def words(answer: str) -> str | None:
@@ -72,14 +79,9 @@ def _letters(answer: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(answer: str) -> list[Any]:
-    """What math-verify reads in an answer. Kept, as an answer is compared with many."""
-    import math_verify
-
-    # It warns once that its timers are off.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    readers = (math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig())
-    return math_verify.parse(f"\\boxed{{{_cleaned(answer)}}}", readers, parsing_timeout=None)
+def _parsed(answer: str) -> Any | None:
+    """What is read in an answer. Kept, as an answer is compared with many."""
+    return latex_math.parse(_cleaned(answer))
 
 
 def _cleaned(answer: str) -> str:

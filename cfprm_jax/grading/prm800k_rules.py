@@ -15,15 +15,19 @@ normal form of the MATH data set:
 4. sympy is asked only about expressions with at most two different letters and without exponents that are in brackets,
    nested, or of more than one digit.
 
-Where this differs from the published program, whose LaTeX reader forgets them: roots keep their index, so that
-1/\sqrt[3]{3} is not \sqrt{3}/3; a numerator or denominator of several terms or factors keeps its brackets; and a
-command that is not known keeps its name.
+Where this differs from the published program: an expression is read by a grammar of our own (expressions), as the
+program has Python evaluate it; roots keep their index, so that 1/\sqrt[3]{3} is not \sqrt{3}/3; a numerator or
+denominator of several terms or factors keeps its brackets; a command that is not known keeps its name; and a whole
+number is one exactly and in digits, where the program rounds (0.00000001 would be 0) and takes an underscore between
+digits (52_8 would be 528).
 """
 
 from __future__ import annotations
 
+import decimal
 import re
 
+from cfprm_jax.grading import characters, expressions
 from cfprm_jax.grading.latex_text import plain_text
 
 _BRACKETS = "()[]"
@@ -54,11 +58,14 @@ _FRACTION_OF_INTEGERS = re.compile(r"(-?(?:0|[1-9][0-9]*))/(-?(?:0|[1-9][0-9]*))
 _DIGIT_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?:$|[^0-9]))")
 _REFUSED_EXPONENT = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]")
+# Digits and exponent are bounded, as Python's own conversion is.
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]{1,300}\.?[0-9]{0,300}|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,2})?")
 _MAGNITUDES = (("million", "*10^6"), ("billion", "*10^9"), ("trillion", "*10^12"))
 
 
 def equal(predicted: str, gold: str) -> bool:
     """Whether the predicted answer is right by these rules. May take without end: call it where it can be killed."""
+    predicted, gold = characters.plain(predicted), characters.plain(gold)
     if math_form(predicted) == math_form(gold):
         return True
     given, wanted = plain_form(predicted), plain_form(gold)
@@ -134,11 +141,10 @@ def plain_form(answer: str) -> str:
 
 def _digits(text: str) -> str | None:
     """A whole number, whatever it is written as, by its digits; None for what is none."""
-    try:
-        value = float(text)
-        return str(round(value)) if abs(value - round(value)) <= 1e-7 else None
-    except (ValueError, OverflowError):
+    if not _DECIMAL.fullmatch(text):
         return None
+    value = decimal.Decimal(text)
+    return str(int(value)) if value == value.to_integral_value() else None
 
 
 def _elements(text: str) -> list[str]:
@@ -166,13 +172,10 @@ def _no_difference(given: str, wanted: str) -> bool:
     if len(letters) > _MOST_LETTERS or _REFUSED_EXPONENT.search(difference):
         return False
     import sympy
-    from sympy.parsing import sympy_parser
 
-    transformations = (*sympy_parser.standard_transformations, sympy_parser.implicit_multiplication_application)
     try:
-        parsed = sympy_parser.parse_expr(difference.replace("^", "**"), transformations=transformations)
-        return bool(sympy.simplify(parsed) == 0)
+        return bool(sympy.simplify(expressions.parse(difference)) == 0)
     except MemoryError:
         raise
-    except Exception:  # a text that is no expression fails in as many ways as there are texts
+    except Exception:  # a text that is no expression, or one that sympy cannot simplify, in as many ways as it has
         return False
