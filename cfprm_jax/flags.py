@@ -2,8 +2,8 @@
 
 A command's configuration is a frozen dataclass whose fields are options (:func:`cfprm_jax.config.option`) or other such
 dataclasses. A field `given` that is no option gets the names of the flags that were set, by --flagfile too. Every
-option becomes one flag of the same name; values are checked against the choices and bounds of the
-option, so that a bad one is refused before anything is read. Each command has a flag set of its own, so importing two
+option becomes one flag of the same name. The dataclasses check choices and bounds when they are made
+(:class:`cfprm_jax.config.Options`), so that a bad value is refused before anything is read. Each command has a flag set of its own, so importing two
 commands never defines a flag twice.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 import shlex
 import sys
@@ -46,27 +45,17 @@ def flag_set(config_type: type) -> flags.FlagValues:
         meta, name = field.metadata, field.name
         default: Any = field.default
         module = (owner.__doc__ or owner.__name__).strip().splitlines()[0]
-        if meta["choices"] is not None and meta["kind"] == "string":
-            flags.DEFINE_enum(
-                name, default, list(meta["choices"]), meta["help"], flag_values=values, module_name=module
-            )
-        elif meta["kind"] == "string":
-            flags.DEFINE_string(name, default, meta["help"], flag_values=values, module_name=module)
-        elif meta["kind"] == "bool":
-            flags.DEFINE_bool(name, default, meta["help"], flag_values=values, module_name=module)
-        elif meta["kind"] == "list":
-            flags.DEFINE_list(name, list(default), meta["help"], flag_values=values, module_name=module)
-        else:
-            define: Any = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float}[meta["kind"]]
-            define(
-                name,
-                default,
-                meta["help"],
-                lower_bound=meta["lower"],
-                upper_bound=meta["upper"],
-                flag_values=values,
-                module_name=module,
-            )
+        if meta["kind"] == "list":
+            default = list(default)
+        # Only the type is absl's to check: choices and bounds are checked by the dataclass, for every caller alike.
+        define: Any = {
+            "string": flags.DEFINE_string,
+            "bool": flags.DEFINE_bool,
+            "list": flags.DEFINE_list,
+            "int": flags.DEFINE_integer,
+            "float": flags.DEFINE_float,
+        }[meta["kind"]]
+        define(name, default, meta["help"], flag_values=values, module_name=module)
     return values
 
 
@@ -82,16 +71,7 @@ def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
                 arguments["given"] = frozenset(name for name in values if values[name].present)
             continue
         value: Any = values[field.name].value
-        if field.metadata["kind"] == "list":
-            value = tuple(value)
-            unknown = [v for v in value if field.metadata["choices"] is not None and v not in field.metadata["choices"]]
-            if unknown:
-                known = ", ".join(field.metadata["choices"])
-                raise UserError(f"--{field.name}: {', '.join(unknown)} is not among: {known}")
-            if "" in value:
-                raise UserError(f"--{field.name}={','.join(value)} has an empty entry")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"--{field.name}={value} is not a finite number")
+        value = tuple(value) if field.metadata["kind"] == "list" else value
         arguments[field.name] = value
     return config_type(**arguments)
 
