@@ -21,14 +21,14 @@ import numpy as np
 from common import seconds_of, select_devices, take_turns, write_json
 
 from cfprm_jax import flags
-from cfprm_jax.config import option
+from cfprm_jax.config import Options, option
 from cfprm_jax.models.attention import attention
 
 _BRANCH = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Options):
     """Measure attention against length."""
 
     lengths: tuple[str, ...] = option(("256", "512", "1024", "2048", "4096"), "Tokens a row.", kind="list")

@@ -38,7 +38,7 @@ if importlib.util.find_spec("cfprm_jax") is None:  # a clone that is not install
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from cfprm_jax import flags
-from cfprm_jax.config import ATTENTIONS, option
+from cfprm_jax.config import ATTENTIONS, Options, option
 
 GIB = 1 << 30
 # What auto takes on a GPU first.
@@ -52,7 +52,7 @@ REASONS = ("failed", "cut", "left_out")
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckConfig:
+class CheckConfig(Options):
     """Check and measure one accelerator."""
 
     platform: str = option("auto", "Accelerator; auto is JAX's own choice.", choices=("auto", "cpu", "gpu", "tpu"))

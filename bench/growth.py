@@ -29,7 +29,7 @@ from common import last_json, seconds_of, select_devices, take_turns, write_json
 from growth_parts import PARTS, Network
 
 from cfprm_jax import flags
-from cfprm_jax.config import PackingConfig, option
+from cfprm_jax.config import Options, PackingConfig, option
 from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
@@ -41,7 +41,7 @@ _QUESTION, _STEP, _A_RECORD = 48, 16, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Options):
     """Measure how costs grow."""
 
     sweeps: tuple[str, ...] = option(SWEEPS, "What is varied.", choices=SWEEPS)

@@ -22,6 +22,7 @@ from cfprm_jax.config import (
     PACKINGS,
     EncodingConfig,
     GranularityConfig,
+    Options,
     PackingConfig,
     ReadConfig,
     option,
@@ -52,7 +53,7 @@ COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Options):
     """Measure packing on a corpus."""
 
     tokenizer: str = option("", "Directory of the tokenizer.")

@@ -23,6 +23,7 @@ from cfprm_jax.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
+    Options,
     PackingConfig,
     ReadConfig,
     option,
@@ -39,7 +40,7 @@ from cfprm_jax.training import optimizer, program
 
 
 @dataclasses.dataclass(frozen=True)
-class ShapeOptions:
+class ShapeOptions(Options):
     """The shape, where --model names no directory."""
 
     hidden: int = option(512, "Hidden size; heads are 64 wide, the MLP four times this.", lower=64)
@@ -54,7 +55,7 @@ class ShapeOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class ProfileConfig:
+class ProfileConfig(Options):
     """Profile the train step and the host's part of it."""
 
     shape: ShapeOptions = dataclasses.field(default_factory=ShapeOptions)

@@ -31,6 +31,7 @@ from cfprm_jax.config import (
     GranularityConfig,
     LossConfig,
     OptimizerConfig,
+    Options,
     PackingConfig,
     ReadConfig,
     option,
@@ -46,7 +47,7 @@ from cfprm_jax.training import program, step
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Options):
     """Measure train steps under each packing."""
 
     tokenizer: str = option("", "Directory of the tokenizer.")

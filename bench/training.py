@@ -43,6 +43,7 @@ from cfprm_jax.config import (
     GranularityConfig,
     LossConfig,
     OptimizerConfig,
+    Options,
     PackingConfig,
     ReadConfig,
     option,
@@ -63,7 +64,7 @@ from cfprm_jax.training.flops import peak_flops, train_flops, visible_pairs
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Options):
     """Measure training beside a peer."""
 
     inputs: tuple[str, ...] = option((), "Directories with train.jsonl and model/, comma-separated.", kind="list")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cfprm_jax import flags
-from cfprm_jax.config import AGGREGATIONS, option
+from cfprm_jax.config import AGGREGATIONS, LARGEST_SEED, MOST_CANDIDATES, MOST_COUNT, Options, option, whole_number
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import best_of_n, breakdown
@@ -25,7 +25,7 @@ _MOST_PROCESSES = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class BonConfig:
+class BonConfig(Options):
     """Best-of-N accuracies of scored candidates.
 
     python -m cfprm_jax.bon --input=SCORED.jsonl --output_dir=DIRECTORY
@@ -58,21 +58,27 @@ class BonConfig:
         choices=GRADERS,
     )
     grade_seconds: float = option(
-        5.0, "Processor seconds for two answers; a comparison that takes longer is stopped and counted.", lower=0.1
+        5.0,
+        "Processor seconds for two answers; a comparison that takes longer is stopped and counted.",
+        lower=0.1,
+        upper=3600.0,
     )
-    grade_processes: int = option(0, "Processes that compare answers; 0 is one a processor.", lower=0)
+    grade_processes: int = option(0, "Processes that compare answers; 0 is one a processor.", lower=0, upper=256)
     draws: int = option(
-        0, "Random subsets of n candidates to average over; 0 takes the first n in file order.", lower=0
+        0, "Random subsets of n candidates to average over; 0 takes the first n in file order.", lower=0, upper=100_000
     )
-    resamples: int = option(10000, "Resamples of the bootstrap behind the intervals.", lower=100)
-    seed: int = option(0, "Seed of the draws and of the bootstrap.", lower=0)
+    resamples: int = option(10000, "Resamples of the bootstrap behind the intervals.", lower=100, upper=10**6)
+    seed: int = option(0, "Seed of the draws and of the bootstrap.", lower=0, upper=LARGEST_SEED)
     name: str = option("PRM", "What tables call the system of --input.")
     name2: str = option("second PRM", "What tables call the system of --input2.")
     policy: str = option("", "The model that sampled the candidates, for the first column of table.tex.")
-    report_questions: int = option(1000, "Most questions whose candidates report.html holds.", lower=0)
+    report_questions: int = option(
+        1000, "Most questions whose candidates report.html holds.", lower=0, upper=MOST_COUNT
+    )
     output_dir: str = option("", "Directory of the results; one that holds something else is refused.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_sizes(self.n, "--n")
         _check_list(self.aggregation, "--aggregation")
         if self.name == self.name2:
@@ -105,10 +111,7 @@ class Result:
 def parse_sizes(texts: Sequence[str], flag: str) -> tuple[int, ...]:
     """The numbers of candidates that a flag names. UserError if there are none, or one that is no positive number."""
     _check_list(texts, flag)
-    for text in texts:
-        if not (text.isascii() and text.isdigit() and int(text) >= 1):
-            raise UserError(f"{flag}: {text!r} is not a positive whole number")
-    return tuple(int(text) for text in texts)
+    return tuple(whole_number(text, flag, 1, MOST_CANDIDATES) for text in texts)
 
 
 def _check_list(texts: Sequence[str], flag: str) -> None:

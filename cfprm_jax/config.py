@@ -60,14 +60,12 @@ def option(
       default: its default; its type is the flag's type, unless kind says otherwise.
       help: one or two sentences for --help.
       choices: the values allowed, for a string or the entries of a list.
-      lower, upper: inclusive bounds; every number has both.
+      lower, upper: inclusive bounds; every number of a command has both.
       also: a number outside the bounds that is allowed because it has a meaning of its own, such as "0 is off".
       kind: "string", "int", "float", "bool" or "list" (comma-separated) where the default (None, ()) does not tell.
     """
     if kind is None:
         kind = {bool: "bool", int: "int", float: "float", str: "string", tuple: "list"}[type(default)]
-    if kind in ("int", "float") and (lower is None or upper is None):
-        raise TypeError(f"a number without a lower and an upper bound: {help}")
     metadata = {"help": help, "choices": choices, "lower": lower, "upper": upper, "also": also, "kind": kind}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -117,7 +115,9 @@ def _check_text(flag: str, text: Any) -> None:
     if not isinstance(text, str):
         raise UserError(f"{flag}: {_shown(text)} is not a text")
     if len(text) > _LONGEST_TEXT:
-        raise UserError(f"{flag}={_shown(text)} is {len(text):,} characters long, at most {_LONGEST_TEXT:,} are allowed")
+        raise UserError(
+            f"{flag}={_shown(text)} is {len(text):,} characters long, at most {_LONGEST_TEXT:,} are allowed"
+        )
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -138,7 +138,11 @@ def _check_number(flag: str, value: Any, meta: Any) -> None:
         raise UserError(f"{flag}={_shown(value)} is not {name}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{flag}={value} is not a finite number")
-    lower, upper, also = meta["lower"], meta["upper"], meta["also"]
+    lower, upper = (
+        (-math.inf if meta["lower"] is None else meta["lower"]),
+        (math.inf if meta["upper"] is None else meta["upper"]),
+    )
+    also = meta["also"]
     if not (lower <= value <= upper or (also is not None and value == also)):
         other = f" or {also:g}" if also is not None else ""
         shown = [f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (lower, upper)]
@@ -206,14 +210,18 @@ class ReadConfig(Options):
     alternatives: bool = option(
         True, "PRM800K: every rated completion that was not chosen ends a trajectory of its own."
     )
-    max_bad_rows: int = option(0, "Malformed rows that are skipped, counted and listed before the run stops.", lower=0, upper=10**6)
+    max_bad_rows: int = option(
+        0, "Malformed rows that are skipped, counted and listed before the run stops.", lower=0, upper=10**6
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class GranularityConfig(Options):
     """Coarse to fine: which window sizes, in which order (Algorithm 1 of the paper)."""
 
-    c_max: int = option(1, "Largest window: granularities c_max, ..., 2, 1. 1 is plain training.", lower=1, upper=MOST_GRANULARITY)
+    c_max: int = option(
+        1, "Largest window: granularities c_max, ..., 2, 1. 1 is plain training.", lower=1, upper=MOST_GRANULARITY
+    )
     granularities: tuple[str, ...] = option(
         (), "Window sizes in the order of training, such as 4,1 or whole. Overrides --c_max.", kind="list"
     )
@@ -248,7 +256,9 @@ class GranularityConfig(Options):
 class EncodingConfig(Options):
     """How a solution becomes tokens; the same for training and scoring, and stored with the model."""
 
-    max_length: int = option(2048, "Longest encoded solution in tokens; whole windows are cut from the end.", lower=8, upper=MOST_TOKENS)
+    max_length: int = option(
+        2048, "Longest encoded solution in tokens; whole windows are cut from the end.", lower=8, upper=MOST_TOKENS
+    )
     step_separator: str = option("\\n\\n", "Text between the steps of one window; \\n, \\t, \\r and \\\\ are decoded.")
     marker: str = option(MARKER, "Name of the token at which a step's score is read.")
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template.")
@@ -369,14 +379,16 @@ class OptimizerConfig(Options):
     max_grad_norm: float = option(
         1.0, "Global gradient norm above which gradients are scaled down; 0 is off.", lower=1e-6, upper=1e6, also=0.0
     )
-    accumulation: int = option(1, "Parts a step's rows are computed in, one after another, to save memory.", lower=1, upper=1024)
+    accumulation: int = option(
+        1, "Parts a step's rows are computed in, one after another, to save memory.", lower=1, upper=1024
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.learning_rate * self.weight_decay > 1:
             raise UserError(
-                f"--learning_rate={self.learning_rate:g} times --weight_decay={self.weight_decay:g} is above 1: one step "
-                "would decay weights beyond 0"
+                f"--learning_rate={self.learning_rate:g} times --weight_decay={self.weight_decay:g} is above 1: "
+                "one step would decay weights beyond 0"
             )
 
 
@@ -411,9 +423,14 @@ class DistributedConfig(Options):
     coordinator: str = option("", "HOST:PORT of process 0, given to every process with the next two.")
     num_processes: int = option(0, "Number of processes.", lower=0, upper=1 << 16)
     process_id: int = option(-1, "Index of this process, from 0.", lower=-1, upper=(1 << 16) - 1)
-    initialization_timeout: int = option(300, "Seconds that processes wait for each other at the start.", lower=1, upper=LONGEST_WAIT)
+    initialization_timeout: int = option(
+        300, "Seconds that processes wait for each other at the start.", lower=1, upper=LONGEST_WAIT
+    )
     heartbeat_timeout: int = option(
-        100, "Seconds without a sign of life after which a process counts as dead and ends the run.", lower=1, upper=LONGEST_WAIT
+        100,
+        "Seconds without a sign of life after which a process counts as dead and ends the run.",
+        lower=1,
+        upper=LONGEST_WAIT,
     )
     wait_timeout: int = option(
         86400,
@@ -434,13 +451,24 @@ class RunConfig(Options):
         "never refuses an --output_dir that holds a run, auto goes on with it or starts one, always needs it there.",
         choices=("never", "auto", "always"),
     )
-    seed: int = option(0, "Seed of the order of the data and of the head's initialisation.", lower=0, upper=LARGEST_SEED)
-    max_steps: int = option(0, "Stop after so many optimizer steps; 0 trains to the end of the data.", lower=0, upper=MOST_STEPS)
-    log_every: int = option(
-        10, "Optimizer steps between printed lines and TensorBoard points; metrics.jsonl has every step.", lower=1, upper=MOST_STEPS
+    seed: int = option(
+        0, "Seed of the order of the data and of the head's initialisation.", lower=0, upper=LARGEST_SEED
     )
-    eval_every: int = option(0, "Optimizer steps between evaluations; 0 evaluates at the end only.", lower=0, upper=MOST_STEPS)
-    checkpoint_every: int = option(500, "Optimizer steps between checkpoints; there is always one at the end.", lower=1, upper=MOST_STEPS)
+    max_steps: int = option(
+        0, "Stop after so many optimizer steps; 0 trains to the end of the data.", lower=0, upper=MOST_STEPS
+    )
+    log_every: int = option(
+        10,
+        "Optimizer steps between printed lines and TensorBoard points; metrics.jsonl has every step.",
+        lower=1,
+        upper=MOST_STEPS,
+    )
+    eval_every: int = option(
+        0, "Optimizer steps between evaluations; 0 evaluates at the end only.", lower=0, upper=MOST_STEPS
+    )
+    checkpoint_every: int = option(
+        500, "Optimizer steps between checkpoints; there is always one at the end.", lower=1, upper=MOST_STEPS
+    )
     keep_checkpoints: int = option(2, "Newest checkpoints that are kept.", lower=1, upper=10_000)
     keep_best: str = option(
         "none",
@@ -472,7 +500,9 @@ class EvalConfig(Options):
         lower=0.0,
         upper=0.5,
     )
-    eval_max_trajectories: int = option(512, "Most trajectories evaluated each time; 0 takes all.", lower=0, upper=MOST_COUNT)
+    eval_max_trajectories: int = option(
+        512, "Most trajectories evaluated each time; 0 takes all.", lower=0, upper=MOST_COUNT
+    )
     bon_n: tuple[str, ...] = option(
         ("8", "16", "32", "64"), "With --bon_candidates: numbers of candidates to choose from.", kind="list"
     )

@@ -10,6 +10,8 @@ import time
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
+    LARGEST_SEED,
+    MOST_CANDIDATES,
     DeviceConfig,
     EncodingConfig,
     EvalConfig,
@@ -17,10 +19,12 @@ from cfprm_jax.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
+    Options,
     PackingConfig,
     ReadConfig,
     RunConfig,
     option,
+    whole_number,
 )
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import report
@@ -35,7 +39,7 @@ from cfprm_jax.sharding import rules
 
 
 @dataclasses.dataclass(frozen=True)
-class ExperimentConfig:
+class ExperimentConfig(Options):
     """Run the paper's experiments: losses x treatments x seeds, each trained, scored and judged by Best-of-N.
 
     python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
@@ -81,8 +85,8 @@ class ExperimentConfig:
     subsets: str = option(
         "all", "all averages over every subset of n candidates; first takes the first n, as bon does.", choices=SUBSETS
     )
-    margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0)
-    epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1)
+    margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0, upper=1000.0)
+    epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1, upper=1000)
     window_tail: str = option("keep", "The last window when it is shorter than the others.", choices=("keep", "drop"))
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -127,14 +131,8 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
     """
     if not config.output_dir:
         raise UserError("--output_dir is missing: the directory of the experiment")
-    for seed in config.seeds:
-        if not (seed.isascii() and seed.isdigit() and int(seed) < 2**32):
-            raise UserError(f"--seeds: {seed!r} is not a whole number from 0")
-    sizes = []
-    for text in config.n:
-        if not (text.isascii() and text.isdigit() and int(text) >= 1):
-            raise UserError(f"--n: {text!r} is not a positive whole number")
-        sizes.append(int(text))
+    seeds = [whole_number(seed, "--seeds", 0, LARGEST_SEED) for seed in config.seeds]
+    sizes = [whole_number(text, "--n", 1, MOST_CANDIDATES) for text in config.n]
     in_laboratory = config.train_data == (LABORATORY,)
     if in_laboratory and config.tests:
         raise UserError("--tests: the laboratory has test sets of its own; name --train_data for others")
@@ -151,7 +149,7 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
         config.rows,
         config.treatments,
         levels,
-        [int(seed) for seed in config.seeds],
+        seeds,
         config.other_level_treatments,
         config.grouping_rows,
     )

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cfprm_jax import flags
-from cfprm_jax.config import option
+from cfprm_jax.config import Options, option
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime.progress import ProgressLine
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Options):
     """Write a trained PRM as a Hugging Face directory, with tokenizer and model card.
 
     python -m cfprm_jax.export --checkpoint=RUN --format=process_reward_model --output_dir=DIRECTORY

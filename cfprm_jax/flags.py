@@ -3,8 +3,8 @@
 A command's configuration is a frozen dataclass whose fields are options (:func:`cfprm_jax.config.option`) or other such
 dataclasses. A field `given` that is no option gets the names of the flags that were set, by --flagfile too. Every
 option becomes one flag of the same name. The dataclasses check choices and bounds when they are made
-(:class:`cfprm_jax.config.Options`), so that a bad value is refused before anything is read. Each command has a flag set of its own, so importing two
-commands never defines a flag twice.
+(:class:`cfprm_jax.config.Options`), so that a bad value is refused before anything is read. Each command has a flag set
+of its own, so importing two commands never defines a flag twice.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from absl import flags
 
+from cfprm_jax.config import Options
 from cfprm_jax.errors import UserError
 
 Config = TypeVar("Config")
@@ -30,6 +31,8 @@ def _options(config_type: type) -> Iterator[tuple[type, dataclasses.Field]]:
     """Every option under config_type with the dataclass it belongs to, depth first."""
     hints = typing.get_type_hints(config_type)
     for field in dataclasses.fields(config_type):
+        if field.metadata and not issubclass(config_type, Options):
+            raise TypeError(f"{config_type.__name__} has options, so it must be a cfprm_jax.config.Options")
         if dataclasses.is_dataclass(hints[field.name]):
             yield from _options(typing.cast(type, hints[field.name]))
         elif field.metadata:
@@ -126,7 +129,8 @@ def parse(config_type: type[Config], argv: Sequence[str]) -> Config:
     try:
         rest = values([argv[0], *expand_flagfiles(argv[1:], pathlib.Path.cwd())])
     except flags.Error as error:
-        raise UserError(str(error).replace("\n", " ")) from error
+        text = str(error).replace("\n", " ")  # with the value in it, whatever its length
+        raise UserError(text if len(text) <= 600 else f"{text[:300]} ... {text[-200:]}") from error
     if values["help"].value or values["helpfull"].value:
         print(usage(config_type, values))
         raise SystemExit(0)

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from cfprm_jax import flags
-from cfprm_jax.config import option
+from cfprm_jax.config import Options, option
 from cfprm_jax.data import row_shapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
@@ -31,29 +31,34 @@ _COMPILER_ENVIRONMENT = ("JAX_OPTIMIZATION_LEVEL", "XLA_FLAGS", "LIBTPU_INIT_ARG
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(Options):
     """What the plan is for."""
 
     accelerator: str = option("h100-80gb", "Device that the step is compiled for.", choices=tuple(ACCELERATORS))
-    num_devices: int = option(1, "How many of them; a v5p-8 has 4 chips.", lower=1)
+    num_devices: int = option(1, "How many of them; a v5p-8 has 4 chips.", lower=1, upper=4096)
     rows: int = option(
         0,
         "Rows of a batch over all devices. 0 is, for packed rows, as many of the longest that a run may use as hold "
         "--batch_size solutions of a third of --max_length; else --batch_size.",
         lower=0,
+        upper=1 << 16,
     )
     hbm_reserve: float = option(
-        -1.0, "GiB of a device that are not the step's; -1 is 4 for a GPU (CUDA, cuDNN, NCCL) and 0.25 for a TPU."
+        -1.0,
+        "GiB of a device that are not the step's; -1 is 4 for a GPU (CUDA, cuDNN, NCCL) and 0.25 for a TPU.",
+        lower=0.0,
+        upper=1000.0,
+        also=-1.0,
     )
     model_config: str = option(
         "", "config.json of the backbone, where --model names no directory here and no published Qwen2.5."
     )
-    suggest: int = option(2, "Most changes that would make it fit, each compiled as well.", lower=0)
+    suggest: int = option(2, "Most changes that would make it fit, each compiled as well.", lower=0, upper=100)
     output: str = option("", "JSON file for the figures.")
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanConfig:
+class PlanConfig(Options):
     """Compile the train step for an accelerator that need not be here, and say whether it fits.
 
     python -m cfprm_jax.plan --flagfile=configs/paper/math_q_ranking_c2.flags --accelerator=h100-80gb --num_devices=1

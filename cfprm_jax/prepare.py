@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from cfprm_jax import flags
-from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig, option
+from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, Options, ReadConfig, option
 from cfprm_jax.data import formats
 from cfprm_jax.data.corpus_report import LabelCounts, TokenCounts, unlimited
 from cfprm_jax.data.formats import ReadReport
@@ -44,7 +44,7 @@ _NO_WINDOW = "no whole window (--window_tail=drop)"
 
 
 @dataclasses.dataclass(frozen=True)
-class FilesConfig:
+class FilesConfig(Options):
     """What is read and written."""
 
     input: tuple[str, ...] = option((), "Corpora: files or glob patterns.", kind="list")
@@ -57,7 +57,7 @@ class FilesConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(Options):
     """Read labelled corpora, merge steps into windows, write stepwise JSON lines and a report.
 
     --input and --output are needed. Of the granularity flags, --epochs_per_granularity and --schedule say how training

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax import flags
-from cfprm_jax.config import ATTENTIONS, DeviceConfig, option
+from cfprm_jax.config import ATTENTIONS, MOST_TOKENS, DeviceConfig, Options, option
 from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import Accuracies, Labelled, accuracies, predict, tune
@@ -28,7 +28,7 @@ RESULTS, TABLE, PREDICTIONS = "results.json", "table.md", "predictions.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessBenchConfig:
+class ProcessBenchConfig(Options):
     """How well a PRM finds the first wrong step: ProcessBench.
 
     python -m cfprm_jax.process_bench --checkpoint=RUN --input=gsm8k.json,math.json --output_dir=DIRECTORY
@@ -56,7 +56,9 @@ class ProcessBenchConfig:
     max_length: int = option(
         0,
         "Longest solution in tokens; a longer one is not scored and counts as a miss. 0 is the model's own.",
-        lower=0,
+        lower=8,
+        upper=MOST_TOKENS,
+        also=0,
     )
     output_dir: str = option("", "Directory of the results; one that exists and is not empty is refused.")
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)

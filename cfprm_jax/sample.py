@@ -10,7 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from cfprm_jax import flags
-from cfprm_jax.config import SYSTEM_PROMPT, DeviceConfig, EncodingConfig, option
+from cfprm_jax.config import (
+    LARGEST_SEED,
+    MOST_CANDIDATES,
+    MOST_TOKENS,
+    SYSTEM_PROMPT,
+    DeviceConfig,
+    EncodingConfig,
+    Options,
+    option,
+)
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import QuestionRow, read_question_files
@@ -25,7 +34,7 @@ from cfprm_jax.sharding import rules
 
 
 @dataclasses.dataclass(frozen=True)
-class SampleConfig:
+class SampleConfig(Options):
     """Sample candidate solutions of questions from a language model.
 
     python -m cfprm_jax.sample --model=DIRECTORY --questions=test.jsonl --num_candidates=64 --output=CANDIDATES.jsonl
@@ -45,16 +54,20 @@ class SampleConfig:
         "never refuses an --output that exists or was begun, auto goes on with it or starts, always needs it there.",
         choices=RESUMES,
     )
-    num_candidates: int = option(64, "Candidates a question.", lower=1)
-    temperature: float = option(1.0, "Logits are divided by it; 0 takes the most probable token.", lower=0.0)
+    num_candidates: int = option(64, "Candidates a question.", lower=1, upper=MOST_CANDIDATES)
+    temperature: float = option(
+        1.0, "Logits are divided by it; 0 takes the most probable token.", lower=1e-4, upper=100.0, also=0.0
+    )
     top_p: float = option(
         1.0, "Tokens are drawn among the most probable ones with this mass together.", lower=1e-6, upper=1.0
     )
-    top_k: int = option(0, "Tokens are drawn among so many most probable ones; 0 is all.", lower=0)
-    max_new_tokens: int = option(1024, "Most tokens of a candidate, its end-of-turn token included.", lower=1)
-    seed: int = option(0, "Seed of the draws.", lower=0, upper=2**32 - 1)
+    top_k: int = option(0, "Tokens are drawn among so many most probable ones; 0 is all.", lower=0, upper=MOST_TOKENS)
+    max_new_tokens: int = option(
+        1024, "Most tokens of a candidate, its end-of-turn token included.", lower=1, upper=MOST_TOKENS
+    )
+    seed: int = option(0, "Seed of the draws.", lower=0, upper=LARGEST_SEED)
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template; empty is none.")
-    batch_rows: int = option(64, "Candidates that are decoded at once, over all devices.", lower=1)
+    batch_rows: int = option(64, "Candidates that are decoded at once, over all devices.", lower=1, upper=1 << 14)
     dtype: str = option(
         "auto",
         "Type of weights, activations and matrix products; auto is what the directory's weights are.",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from cfprm_jax import flags
 from cfprm_jax.checkpoints.saving import locate
-from cfprm_jax.config import ATTENTIONS, PACKINGS, DeviceConfig, option
+from cfprm_jax.config import ATTENTIONS, MOST_TOKENS, PACKINGS, DeviceConfig, Options, option
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import limited, open_prm
@@ -26,7 +26,7 @@ from cfprm_jax.sharding import rules
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreConfig:
+class ScoreConfig(Options):
     """Score every step of candidates or of stepwise trajectories.
 
     python -m cfprm_jax.score --checkpoint=RUN --input=CANDIDATES.jsonl --output=SCORED.jsonl
@@ -60,16 +60,20 @@ class ScoreConfig:
     packing: str = option(
         "tree", "tree computes common prefixes once, sequence packs without sharing, none pads.", choices=PACKINGS
     )
-    batch_rows: int = option(8, "Most rows that are computed at once, over all devices.", lower=1)
+    batch_rows: int = option(8, "Most rows that are computed at once, over all devices.", lower=1, upper=1 << 14)
     row_length: int = option(
         0,
         "Tokens a row; 0 takes about the width of the network, more for longer solutions, less for what fills no row.",
-        lower=0,
+        lower=8,
+        upper=4 * MOST_TOKENS,
+        also=0,
     )
     max_length: int = option(
         0,
         "Longest solution in tokens; a longer one gets null scores. 0 is the length that the model was trained for.",
-        lower=0,
+        lower=8,
+        upper=MOST_TOKENS,
+        also=0,
     )
     compile_cache_dir: str = option(
         "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."

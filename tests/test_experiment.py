@@ -184,7 +184,7 @@ def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
     [
         (["--output_dir="], "--output_dir is missing"),
         (["--seeds=a"], "--seeds: 'a' is not a whole number"),
-        (["--n=0"], "--n: '0' is not a positive whole number"),
+        (["--n=0"], "--n: '0' is not a whole number from 1"),
         (["--tests=a=b"], "the laboratory has test sets of its own"),
         (["--train_data=x.jsonl"], "--tests is empty"),
         (["--train_data=x.jsonl", "--tests=a"], "'a' is not NAME=FILE"),

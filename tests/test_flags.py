@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import importlib
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from cfprm_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Command:
+class Command(config.Options):
     """A command for these tests."""
 
     read: config.ReadConfig = dataclasses.field(default_factory=config.ReadConfig)
@@ -172,3 +173,72 @@ def test_granularities_in_order():
 def test_escapes_of_the_separator_are_decoded():
     assert parse().encoding.separator == "\n\n"
     assert parse("--step_separator=\\t\\\\n").encoding.separator == "\t\\n"
+
+
+COMMANDS = (
+    "prepare.PrepareConfig",
+    "run.options.TrainConfig",
+    "score.ScoreConfig",
+    "bon.BonConfig",
+    "sample.SampleConfig",
+    "process_bench.ProcessBenchConfig",
+    "export.ExportConfig",
+    "plan.PlanConfig",
+    "experiment.ExperimentConfig",
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_number_of_a_command_has_bounds_that_python_callers_get_too(name):
+    module, _, class_name = name.rpartition(".")
+    command = getattr(importlib.import_module(f"cfprm_jax.{module}"), class_name)
+    for owner, field in flags._options(command):
+        meta = field.metadata
+        if meta["kind"] not in ("int", "float"):
+            continue
+        lower, upper = meta["lower"], meta["upper"]
+        assert lower is not None and upper is not None and lower < upper <= 2**32, field.name
+        below, above = (lower - 1, upper + 1) if meta["kind"] == "int" else (lower - 1e-3, upper * 1.001)
+        for outside in (below, above, float("nan"), True, "1"):
+            if outside != meta["also"]:
+                with pytest.raises(UserError, match=f"--{field.name}"):
+                    owner(**{field.name: outside})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: config.PackingConfig(packing="treee"), "--packing=treee is not among: tree, sequence, none"),
+        (lambda: config.PackingConfig(batch_size=10**9), "--batch_size=1000000000 is outside its bounds: 1 to 65,536"),
+        (lambda: config.PackingConfig(batch_size=1.0), "--batch_size=1.0 is not a whole number"),
+        (lambda: config.PackingConfig(row_length=3), "--row_length=3 is outside its bounds: 8 to 4,194,304 or 0"),
+        (lambda: config.OptimizerConfig(learning_rate=1e30), r"--learning_rate=1e\+30 is outside"),
+        (lambda: config.OptimizerConfig(learning_rate=0.1, weight_decay=100.0), "times --weight_decay=100 is above 1"),
+        (lambda: config.ReadConfig(alternatives=1), "--alternatives=1 is neither true nor false"),
+        (lambda: config.EvalConfig(eval_data="a.jsonl"), "--eval_data=a.jsonl is not a list"),
+        (lambda: config.ModelConfig(model=None), "--model: None is not a text"),
+        (lambda: config.ModelConfig(model="a\0b"), "--model=.* holds a NUL"),
+        (lambda: config.ModelConfig(model="\udcff"), "--model=.* is not Unicode"),
+        (
+            lambda: config.GranularityConfig(granularities=("9" * 5000,)),
+            "--granularities: '9+.*' is not a whole number",
+        ),
+        (lambda: Command(read="a"), "read='a' is no ReadConfig"),
+    ],
+)
+def test_python_callers_get_the_errors_that_flags_give(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_a_list_that_python_gives_is_kept_as_a_tuple():
+    assert config.EvalConfig(eval_data=["a", "b"]) == config.EvalConfig(eval_data=("a", "b"))
+
+
+def test_options_without_their_checks_are_a_fault_of_the_program():
+    @dataclasses.dataclass(frozen=True)
+    class Unchecked:
+        number: int = config.option(1, "A number.", lower=0, upper=9)
+
+    with pytest.raises(TypeError, match="Unchecked has options"):
+        flags.parse(Unchecked, ["command"])

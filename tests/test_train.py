@@ -144,7 +144,7 @@ def test_candidates_that_the_table_cannot_use_are_refused_before_training(tiny, 
     given = [*tiny.arguments("nothing"), f"--bon_candidates={candidates}"]
     assert 'candidates.jsonl:1: candidate 1 has no "correct"' in refused([*given, "--bon_n=2"])
     assert "2 candidates, but --bon_n wants to choose among 4" in refused([*given, "--bon_n=4"])
-    assert "--bon_n: 'x' is not a positive whole number" in refused([*given, "--bon_n=x"])
+    assert "--bon_n: 'x' is not a whole number from 1" in refused([*given, "--bon_n=x"])
     assert not (world / "nothing").exists()
 
 

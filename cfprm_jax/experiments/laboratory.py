@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cfprm_jax.config import EncodingConfig, option
+from cfprm_jax.config import LARGEST_SEED, EncodingConfig, Options, option
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
 from cfprm_jax.synthetic import judge
@@ -36,19 +36,21 @@ _WORLD, _PROBLEMS, _DEMONSTRATIONS = range(3)
 
 
 @dataclasses.dataclass(frozen=True)
-class LaboratoryConfig:
+class LaboratoryConfig(Options):
     """The laboratory: a synthetic world, its policy and its data."""
 
-    world_seed: int = option(0, "Seed of the world, its policy and its test sets, which all seeds share.", lower=0)
-    demonstrations: int = option(24000, "Solutions that the policy imitates.", lower=1)
+    world_seed: int = option(
+        0, "Seed of the world, its policy and its test sets, which all seeds share.", lower=0, upper=LARGEST_SEED
+    )
+    demonstrations: int = option(24000, "Solutions that the policy imitates.", lower=1, upper=10**6)
     misconceptions: float = option(
         0.25, "Share of the pairs of a day and a move that demonstrations tend to get wrong.", lower=0.0, upper=1.0
     )
-    train_problems: int = option(256, "Problems of a training set.", lower=1)
-    solutions_per_problem: int = option(32, "Sampled solutions of each.", lower=1)
-    test_questions: int = option(200, "Questions of each test set.", lower=1)
-    candidates: int = option(64, "Sampled candidates of each test question.", lower=1)
-    sampling_temperature: float = option(1.0, "Temperature of the policy.", lower=0.0)
+    train_problems: int = option(256, "Problems of a training set.", lower=1, upper=10**5)
+    solutions_per_problem: int = option(32, "Sampled solutions of each.", lower=1, upper=4096)
+    test_questions: int = option(200, "Questions of each test set.", lower=1, upper=10**5)
+    candidates: int = option(64, "Sampled candidates of each test question.", lower=1, upper=4096)
+    sampling_temperature: float = option(1.0, "Temperature of the policy.", lower=1e-4, upper=100.0, also=0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from cfprm_jax.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
+    Options,
     PackingConfig,
     ReadConfig,
     RunConfig,
@@ -24,7 +25,7 @@ SYNTHETIC = "synthetic"
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Options):
     """Train a process reward model on labelled solutions, coarse to fine.
 
     python -m cfprm_jax.train --model=DIRECTORY --train_data=FILES --c_max=2 --output_dir=RUN

@@ -19,8 +19,8 @@ COMPACT = "--optimizer=adamw_compact"
         ([COMPACT, "--lora_rank=2"], "saves nothing beside --lora_rank"),
         (["--lora_rank=2", "--init=random"], "--lora_rank needs a backbone with weights of its own"),
         (["--lora_rank=2", "--lora_targets=query,lm_head"], "--lora_targets: lm_head is not among"),
-        (["--lora_rank=2", "--lora_alpha=0"], "both must be positive"),
-        (["--bon_candidates=nowhere.jsonl", "--bon_n=x"], "--bon_n: 'x' is not a positive whole number"),
+        (["--lora_rank=2", "--lora_alpha=0"], "--lora_alpha=0.0 is outside"),
+        (["--bon_candidates=nowhere.jsonl", "--bon_n=x"], "--bon_n: 'x' is not a whole number from 1"),
         (["--train_data="], "--train_data is empty"),
         (["--train_data=synthetic,a.jsonl"], "synthetic stands alone"),
         (["--model=synthetic"], "--model is missing"),
@@ -30,9 +30,8 @@ def test_before_anything_is_read(tmp_path, options: list[str], told: str) -> Non
     """Neither model nor corpus is there, several processes would wait for each other: the options come first."""
     missing = ["--model=/nowhere", "--train_data=nowhere.jsonl", f"--output_dir={tmp_path / 'run'}"]
     missing += ["--coordinator=127.0.0.1:1", "--num_processes=2", "--process_id=1"]
-    config = flags.parse(TrainConfig, ["train", *missing, *options])
     with pytest.raises(UserError, match=told):
-        train.main(config)
+        train.main(flags.parse(TrainConfig, ["train", *missing, *options]))
     assert not (tmp_path / "run").exists()
 
 
