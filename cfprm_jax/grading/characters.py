@@ -1,7 +1,7 @@
 r"""Characters of an answer that stand for LaTeX: √8 is \sqrt{8}, ½ is \frac{1}{2}, x² is x^{2}, – is a minus.
 
-What Unicode calls compatible (full-width digits, mathematical alphabets, ligatures) becomes the plain character (NFKC). It
-is done here after the characters above, whose place NFKC forgets: it makes x2 of x², and 52 of 5².
+What Unicode calls compatible (full-width digits, mathematical alphabets, ligatures) becomes the plain character (NFKC).
+That comes after the characters above, whose place NFKC forgets: it makes x2 of x², and 52 of 5².
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\u
 _REPEATING = re.compile("(?:[0-9][\u0304\u0305\u0307])+")
 _ROOTS = {"√": "\\sqrt", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]"}
 _ROOT = re.compile(
-    r"(?P<root>[√∛∜]) *(?:\((?P<inside>[^()]*)\)|(?P<group>\{[^{}]*\})|(?P<one>[0-9]+(?:\.[0-9]+)?|[a-zA-Zπ]|\\[a-zA-Z]+))"
+    r"(?P<root>[√∛∜]) *(?:\((?P<inside>[^()]*)\)|(?P<group>\{[^{}]*\})|"
+    r"(?P<one>[0-9]+(?:\.[0-9]+)?|[a-zA-Zπ]|\\[a-zA-Z]+))"
 )
 _SIGNS = {
     "∞": "\\infty",

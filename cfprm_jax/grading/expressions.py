@@ -7,8 +7,8 @@ r"""Plain text as a sympy expression, by a grammar of its own: no text reaches P
     postfix  := atom "!"*
     atom     := number | constant | letter | letter "(" sum ")" | function power | "(" sum ")"
 
-A product may be written without its sign, and binds as it does with it: 1/2x is x/2. A letter directly before brackets is
-an unknown function. Everything else is refused, and so is what would grow without a bound while it is built: the length
+A product may be written without its sign, and binds as it does with it: 1/2x is x/2. A letter directly before brackets
+is an unknown function. Everything else is refused, and so is what would grow without a bound while it is built: the length
 of a text, the depth of brackets, the digits of a number, the size of powers and factorials.
 """
 
@@ -37,7 +37,7 @@ _TOKEN = re.compile(
 )
 
 
-class NotAnExpression(ValueError):
+class ExpressionError(ValueError):
     """A text that the grammar does not have, or that is beyond a bound."""
 
 
@@ -45,7 +45,7 @@ def parse(text: str) -> Any:
     """The sympy expression that a text stands for.
 
     Raises:
-      NotAnExpression: the grammar does not have it, or it is beyond a bound.
+      ExpressionError: the grammar does not have it, or it is beyond a bound.
     """
     return _Parser(text).parsed()
 
@@ -55,7 +55,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_CHARACTERS:
-            raise NotAnExpression(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
+            raise ExpressionError(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
         self._tokens: list[tuple[str, str]] = []
         end = 0
         for token in _TOKEN.finditer(text):
@@ -65,7 +65,7 @@ class _Parser:
             if token.lastgroup is not None:
                 self._tokens.append((token.lastgroup, token[0]))
         if end != len(text):
-            raise NotAnExpression(f"{text[end]!r} at character {end}")
+            raise ExpressionError(f"{text[end]!r} at character {end}")
         self._place = self._depth = 0
 
     def parsed(self) -> Any:
@@ -86,12 +86,12 @@ class _Parser:
 
     def _fail(self) -> NoReturn:
         rest = self._tokens[self._place : self._place + 1]
-        raise NotAnExpression(f"{rest[0][1]!r} where the grammar has something else" if rest else "it ends too early")
+        raise ExpressionError(f"{rest[0][1]!r} where the grammar has something else" if rest else "it ends too early")
 
     def _nested(self, rule: Callable[[], Any]) -> Any:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise NotAnExpression(f"more than {MAX_DEPTH} levels")
+            raise ExpressionError(f"more than {MAX_DEPTH} levels")
         result = rule()
         self._depth -= 1
         return result
@@ -172,7 +172,7 @@ def number(text: str) -> Any:
     """A whole number, or a decimal one as a float of sympy.
 
     Raises:
-      NotAnExpression: its digits are no number, or too many.
+      ExpressionError: its digits are no number, or too many.
     """
     import sympy
 
@@ -182,14 +182,14 @@ def number(text: str) -> Any:
         # A float from digits: sympy's own reader of numbers evaluates text.
         return sympy.Float(text)
     except ValueError:
-        raise NotAnExpression(f"{text!r} is no number") from None
+        raise ExpressionError(f"{text!r} is no number") from None
 
 
 def power(base: Any, exponent: Any) -> Any:
     """base ^ exponent.
 
     Raises:
-      NotAnExpression: the result would be too large.
+      ExpressionError: the result would be too large.
     """
     import sympy
 
@@ -198,13 +198,13 @@ def power(base: Any, exponent: Any) -> Any:
             bits = max(abs(int(base.p)).bit_length(), int(base.q).bit_length())
             size = bits * abs(exponent) if abs(base) != 1 else 0
             if size > MAX_BITS:
-                raise NotAnExpression("a power of too many digits")
+                raise ExpressionError("a power of too many digits")
         elif not exponent.is_Atom and not exponent.free_symbols and exponent.has(sympy.Pow):
             # A tower of powers that is not evaluated here would be evaluated when it is simplified.
             if any(part.is_Pow and part.exp.is_Integer for part in sympy.preorder_traversal(exponent)):
-                raise NotAnExpression("a tower of powers")
+                raise ExpressionError("a tower of powers")
         elif exponent.is_Rational and abs(exponent) > MAX_EXPONENT:
-            raise NotAnExpression("too large an exponent")
+            raise ExpressionError("too large an exponent")
     result = base**exponent
     if (
         result.is_Pow
@@ -212,7 +212,7 @@ def power(base: Any, exponent: Any) -> Any:
         and abs(result.exp) > MAX_EXPONENT
         and result.base.is_Rational is not True
     ):
-        raise NotAnExpression("too large an exponent")
+        raise ExpressionError("too large an exponent")
     return result
 
 
@@ -220,7 +220,7 @@ def _factorial(value: Any) -> Any:
     import sympy
 
     if value.is_number and not (value.is_Integer and 0 <= value <= MAX_FACTORIAL):
-        raise NotAnExpression(f"a factorial of something that is no whole number from 0 to {MAX_FACTORIAL}")
+        raise ExpressionError(f"a factorial of something that is no whole number from 0 to {MAX_FACTORIAL}")
     return sympy.factorial(value)
 
 

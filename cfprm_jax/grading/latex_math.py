@@ -28,7 +28,7 @@ _COMPLEX = re.compile(r"(?<![a-zA-Z])(?:\\?i|\\imath)(?![a-zA-Z])|\\mathbb\{C\}|
 
 
 def parse(latex: str) -> Any | None:
-    """The sympy object that LaTeX stands for; None for what is no mathematics to the parser, or not of the allow-list."""
+    """The sympy object that LaTeX stands for; None for what is not of the allow-list, or is no mathematics."""
     from latex2sympy2_extended.math_normalization import normalize_latex
 
     if not allowed(latex):
@@ -91,7 +91,7 @@ def _normalization() -> Any:
 def _converter() -> type:
     from latex2sympy2_extended import latex2sympy2
 
-    class Converter(latex2sympy2._Latex2Sympy):  # type: ignore[misc,name-defined]
+    class Converter(latex2sympy2._Latex2Sympy):
         """math-verify's parser (it pins the version), with numbers made from digits."""
 
         def parse_number(self, text: str) -> Any:

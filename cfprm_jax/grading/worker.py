@@ -21,8 +21,8 @@ RULES = {"math_verify": "cfprm_jax.grading.math_verify_rules", "prm800k": "cfprm
 _MEMORY = 2 << 30
 _OPEN_FILES = 64
 _WARM_UP = ("\\frac{1}{2}+x", "x+0.25")
-# These run code that is no answer's: the import system, makers of classes, and sympy's arithmetic of monomials, which it
-# makes for a number of variables.
+# These run code that is no answer's: the import system, makers of classes, and sympy's arithmetic of monomials, which
+# it makes for a number of variables.
 _MAY_RUN_CODE = frozenset(
     {
         *("_frozen_importlib", "importlib._bootstrap", "importlib._bootstrap_external"),
@@ -85,7 +85,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _limit_resources(seconds: float) -> Callable[[], None]:
-    """Limit memory, files and processes; what is returned gives the process so many seconds of processor time from then on."""
+    """Limit memory, files and processes; what is returned gives a number of seconds of processor time from then on."""
     try:
         import resource
     except ImportError:  # no Unix: only the parent's clock stops a pair

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfprm_jax import grading
-from cfprm_jax.grading.expressions import NotAnExpression, parse
+from cfprm_jax.grading.expressions import ExpressionError, parse
 
 x, y, n = sympy.symbols("x y n")
 
@@ -88,7 +88,7 @@ def test_values(text, value):
     ],
 )
 def test_everything_else_is_refused(text):
-    with pytest.raises(NotAnExpression):
+    with pytest.raises(ExpressionError):
         parse(text)
 
 
@@ -104,7 +104,7 @@ def test_letters_are_symbols_whatever_they_are_called_elsewhere():
 def test_any_text_is_an_expression_or_refused(text):
     try:
         value = parse(text)
-    except NotAnExpression:
+    except ExpressionError:
         return
     assert isinstance(value, sympy.Basic)
 

@@ -96,7 +96,8 @@ def test_a_comparison_that_would_evaluate_text_has_no_verdict(tmp_path, monkeypa
     (tmp_path / "slipped.py").write_text("def equal(predicted, gold):\n    return eval(predicted) == eval(gold)\n")
     command = (
         "import sys; sys.path[:0] = [sys.argv[1], " + repr(str(tmp_path)) + "]; from cfprm_jax.grading import worker; "
-        "worker.RULES = {'prm800k': 'slipped'}; worker._WARM_UP = ('1', '1'); worker.main(sys.argv[2], float(sys.argv[3]))"
+        "worker.RULES = {'prm800k': 'slipped'}; worker._WARM_UP = ('1', '1'); "
+        "worker.main(sys.argv[2], float(sys.argv[3]))"
     )
     monkeypatch.setattr("cfprm_jax.grading.processes._COMMAND", command)
     comparer = Comparer("prm800k", 20)
