@@ -22,6 +22,7 @@ from absl import flags
 
 from cfprm_jax.config import Options
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime.regular_files import check_input
 
 Config = TypeVar("Config")
 _LISTS = flags.CsvListSerializer(",")
@@ -105,6 +106,7 @@ def expand_flagfiles(
             path = (directory / pathlib.Path(name).expanduser()).resolve()
             if path in including:
                 raise UserError(f"--flagfile: {path} includes itself")
+            check_input(path, f"--flagfile={name}")
             try:
                 lines = path.read_text().splitlines()
             except (OSError, UnicodeDecodeError) as error:

@@ -22,6 +22,7 @@ from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime.regular_files import check_output
 from cfprm_jax.training import flops
 
 # One after another, 32 solutions of PRM800K phase 1 fill 6 to 11 rows of 2,048; in trees of shared prefixes, fewer.
@@ -74,6 +75,8 @@ class PlanConfig(Options):
 def main(config: PlanConfig) -> int:
     """The command."""
     accelerator = ACCELERATORS[config.plan.accelerator]
+    if config.plan.output:
+        check_output(config.plan.output, "--output")
     job = make_job(config)
     limit = usable(accelerator, config.plan.hbm_reserve)
     print(f"model       {describe_backbone(job.backbone)}, {job.head} head", flush=True)

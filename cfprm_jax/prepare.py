@@ -38,6 +38,7 @@ from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime.progress import ProgressLine
+from cfprm_jax.runtime.regular_files import check_output
 
 _ONE_STEP = "one step only: no coarse sample"
 _NO_WINDOW = "no whole window (--window_tail=drop)"
@@ -189,15 +190,16 @@ def _check(config: PrepareConfig) -> None:
     if not config.files.output:
         raise UserError("--output: name the file to write")
     output = pathlib.Path(config.files.output)
-    if output.suffix == ".parquet" or output.is_dir():
+    check_output(output, "--output")
+    if config.files.report:
+        check_output(config.files.report, "--report")
+    if output.suffix == ".parquet":
         raise UserError(f"--output={output}: the output is a file of JSON lines, NAME.jsonl or NAME.jsonl.gz")
     taken = {file.path.resolve() for file in formats.expand(config.files.input)}
     if output.resolve() in taken:
         raise UserError(f"--output={output} is also an input")
     if config.files.report and pathlib.Path(config.files.report).resolve() in taken | {output.resolve()}:
         raise UserError(f"--report={config.files.report} is also an input or the output")
-    if config.files.report and pathlib.Path(config.files.report).is_dir():
-        raise UserError(f"--report={config.files.report} is a directory")
     for name in ("epochs_per_granularity", "schedule"):
         if getattr(config.windows, name) != getattr(GranularityConfig(), name):
             raise UserError(f"--{name} is for train: prepare writes each granularity once, in the order given")

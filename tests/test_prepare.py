@@ -164,7 +164,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path, capsys
         (("--input=x",), "--output: name the file to write"),
         (("--input={in}", "--output={in}"), "is also an input"),
         (("--input={in}", "--output={dir}/o.parquet"), "the output is a file of JSON lines"),
-        (("--input={in}", "--output={dir}"), "the output is a file of JSON lines"),
+        (("--input={in}", "--output={dir}"), "is a directory; name a file"),
         (("--input={in}", "--output={dir}/o.jsonl", "--report={dir}/o.jsonl"), "is also an input or the output"),
         (("--input={in}", "--output={dir}/o.jsonl", "--report={in}"), "is also an input or the output"),
         (("--input={in}", "--output={dir}/o.jsonl", "--report={dir}"), "is a directory"),

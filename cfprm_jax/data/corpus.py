@@ -31,6 +31,7 @@ from cfprm_jax.data.corpus_files import FORMAT, GranularityReader, read_descript
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.formats import expand
 from cfprm_jax.data.formats.files import InputFile, Paths
+from cfprm_jax.data.questions import NORMAL_FORM
 from cfprm_jax.errors import UserError
 
 QUESTIONS = ("all", "train", "held_out")
@@ -128,6 +129,8 @@ def open_corpus(
     cache.mkdir(parents=True, exist_ok=True)
     identity = _identity(expand(paths), read, granularities, encoding, tokenizer, cache)
     identity |= {"questions": questions, "held_out_fraction": held_out_fraction if questions != "all" else 0.0}
+    if questions != "all":
+        identity["held_out_by"] = NORMAL_FORM
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     directory = cache / fingerprint[:32]
     if not directory.is_dir():

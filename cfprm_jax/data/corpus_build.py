@@ -6,6 +6,7 @@ Memory does not grow with the corpus: some hundred trajectories wait to be token
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig
+from cfprm_jax.data import questions
 from cfprm_jax.data.corpus_files import GranularityWriter
 from cfprm_jax.data.corpus_report import LABEL_CLASSES, PERCENTILES
 from cfprm_jax.data.encoding import Encoded, Encoder
@@ -31,8 +33,13 @@ _LARGEST_RECORD = 4096
 
 
 def is_held_out(question: str, fraction: float) -> bool:
-    """Whether a question belongs to the held-out share: a hash of its text, so one question is never on both sides."""
-    return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64 < fraction
+    """Whether a question belongs to the held-out share.
+
+    It goes by a hash of the question's normal form (:mod:`cfprm_jax.data.questions`), so that a question is on one side
+    in all its spellings.
+    """
+    digest = hashlib.sha256(questions.normalise(question).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < fraction
 
 
 class _Counts:
@@ -107,7 +114,7 @@ def build(
     granularities: GranularityConfig,
     encoding: EncodingConfig,
     encoder: Encoder,
-    questions: str,
+    side: str,
     held_out_fraction: float,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
@@ -122,8 +129,11 @@ def build(
     counts = {granularity: _Counts(encoding.max_length) for granularity in stages}
     other = 0
 
+    # The solutions of a question follow one another.
+    held_out = functools.lru_cache(maxsize=16)(functools.partial(is_held_out, fraction=held_out_fraction))
+
     def wanted(trajectory: Trajectory) -> bool:
-        return questions == "all" or is_held_out(trajectory.question, held_out_fraction) == (questions == "held_out")
+        return side == "all" or held_out(trajectory.question) == (side == "held_out")
 
     def flush(records: list[list[Trajectory]]) -> None:
         for granularity in stages:
@@ -161,7 +171,7 @@ def build(
         "bad_rows": [str(row) for row in reading.bad_rows],
         "left_out": dict(reading.left_out),
         "trajectories": reading.trajectories,
-        "questions": questions,
+        "questions": side,
         "trajectories_of_other_questions": other,
         "granularities": {str(g): counts[g].as_dict(writers[g]) for g in stages},
     }

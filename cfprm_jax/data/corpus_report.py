@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cfprm_jax.config import EncodingConfig
+from cfprm_jax.config import MOST_TOKENS, EncodingConfig
 from cfprm_jax.data.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LABEL_CLASSES = ("positive", "negative", "soft", "unlabelled")
 PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
 
 # Longer than any solution: lengths are counted whole, and what --max_length cuts is worked out from them.
-_NO_LIMIT = 1 << 30
+_NO_LIMIT = MOST_TOKENS
 # Records are encoded together until so many trajectories wait, which keeps calls of the tokenizer few and memory flat.
 _BATCH = 256
 # A record larger than this is counted in parts, so that one record without end cannot fill the memory.

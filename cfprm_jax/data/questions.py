@@ -23,6 +23,9 @@ from cfprm_jax.data.formats import files
 from cfprm_jax.data.formats.files import Paths
 from cfprm_jax.errors import UserError
 
+NORMAL_FORM = "normal form 1"
+"""Names the rules of :func:`normalise` where something is kept that depends on them; a change of them renames it."""
+
 _FIELDS = ("problem", "question", "prompt")
 _CHARACTERS = str.maketrans(
     {**dict.fromkeys("‘’‚‛′", "'"), **dict.fromkeys("“”„‟″", '"'), **dict.fromkeys("‐‑‒–—―−", "-")}

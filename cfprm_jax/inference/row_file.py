@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime.regular_files import check_output
 
 RESUMES = ("never", "auto", "always")
 _FINGERPRINT = "fingerprint"
@@ -64,6 +65,7 @@ def open_rows(
       UserError: what resume does not allow; an output of other flags, model or inputs; or another process at work.
     """
     output = pathlib.Path(output)
+    check_output(output, "--output")
     partial, beside = output.with_name(f"{output.name}.partial"), output.with_name(f"{output.name}.config.json")
     _check_resume(output, partial, beside, resume)
     description = {**config, _FINGERPRINT: dict(fingerprint)}

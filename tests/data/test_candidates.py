@@ -86,7 +86,7 @@ def test_reading_is_a_stream(tmp_path):
         (candidate(step_scores=[0.5]), "candidate 0: 2 steps and 1 step_scores"),
         (candidate(step_scores=[0.5, 1.5]), '"step_scores" holds 1.5, expected numbers in [0, 1]'),
         (candidate(step_scores=[0.5, True]), '"step_scores" holds true or false, expected numbers'),
-        (candidate(step_scores=[0.5, float("nan")]), '"step_scores" holds nan, expected finite numbers'),
+        (candidate(step_scores=[0.5, float("nan")]), '"step_scores" holds null, expected numbers'),
         (candidate(step_scores=[0.5, 10**400]), '"step_scores" holds 1000'),
         (candidate(step_scores="high"), '"step_scores" is a string, expected an array'),
         (candidate(step_logits=[1.0, 2.0]), "2 step_logits and none step_scores"),

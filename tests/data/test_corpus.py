@@ -15,6 +15,7 @@ from cfprm_jax.config import EncodingConfig, GranularityConfig, ReadConfig
 from cfprm_jax.data import corpus_build
 from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
+from cfprm_jax.data.formats import read
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.data.windows import merge
 from cfprm_jax.errors import UserError
@@ -287,3 +288,21 @@ def test_bad_rows_that_are_allowed_are_listed(opened, data, make_rows):
     assert report["rows"] == 6
     assert len(report["bad_rows"]) == 1
     assert report["bad_rows"][0].startswith("rows.jsonl:6: ")
+
+
+def test_a_question_is_on_one_side_in_all_its_spellings():
+    plain = [f"What is ${n}$ + 1?" for n in range(200)]
+    held_out = [corpus_build.is_held_out(question, 0.3) for question in plain]
+    assert 30 < sum(held_out) < 90
+    for spelling in ("{}\n", "  {}", "{}\u00a0", "{}".replace("$", "")):
+        spelled = [spelling.format(question) for question in plain]
+        assert [corpus_build.is_held_out(question, 0.3) for question in spelled] == held_out
+    assert [corpus_build.is_held_out(q.replace(" ", "\u00a0").replace("$", ""), 0.3) for q in plain] == held_out
+
+
+def test_the_cases_two_spellings_are_on_one_side(shared):
+    path = shared / "cases" / "more" / "K09_question_with_trailing_newline.jsonl"
+    questions = {trajectory.question for trajectory in read(path)}
+    assert len(questions) > 1
+    for fraction in np.linspace(0, 1, 101):
+        assert len({corpus_build.is_held_out(question, fraction) for question in questions}) == 1

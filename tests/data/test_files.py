@@ -5,7 +5,10 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+import lzma
+import os
 import pathlib
+import socket
 
 import pyarrow
 import pyarrow.parquet
@@ -181,3 +184,64 @@ def test_paths_and_patterns(tmp_path: pathlib.Path) -> None:
 def test_input_file_has_its_size(tmp_path: pathlib.Path) -> None:
     (tmp_path / "x").write_bytes(b"{}\n")
     assert expand(tmp_path / "x") == [InputFile(tmp_path / "x", "x", 3)]
+
+
+def test_only_files_are_read(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name, kind in (("pipe", "a pipe"), ("socket", "a socket"), ("link", "a pipe"), ("/dev/zero", "a device")):
+        with pytest.raises(UserError, match=f"{name} is {kind}; only files are read"):
+            expand(tmp_path / name)
+    listener.close()
+    reader, writer = os.pipe()
+    with pytest.raises(UserError, match=f"/dev/fd/{reader} is a pipe"):
+        expand(f"/dev/fd/{reader}")
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("before", "line"), [(b'{"a": 1}\n', 2), (b"", 1), (b"[", 1), (b'[{"a": 1},\n', 2)])
+def test_a_row_without_an_end_is_named(tmp_path, monkeypatch, before, line, packed) -> None:
+    import cfprm_jax.data.formats.files as module
+
+    monkeypatch.setattr(module, "MOST_ROW_BYTES", 1 << 21)
+    data = before + b'{"a": "' + b"x" * (1 << 23)
+    (tmp_path / "x").write_bytes(gzip.compress(data, 1) if packed else data)
+    with pytest.raises(UserError, match=rf"^x:{line}: a row of more than"):
+        read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' occurs twice in one object"),
+        ('{"a": Infinity}', "Infinity is not JSON"),
+        ('{"a": [-1e999]}', "a number is beyond the range of float64"),
+        ('{"a": ' + "[" * 70 + "]" * 70 + "}", "nested deeper than 64"),
+        ('{"a": ' + '{"b":[' * 33 + "]}" * 33 + "}", "nested deeper than 64"),
+        ('{"a": ' + "[" * 900 + "]" * 900 + "}", "not JSON that can be read"),
+    ],
+)
+def test_what_could_not_be_written_again_is_no_row(tmp_path, text, reason) -> None:
+    (tmp_path / "x").write_text(text + "\n")
+    (row,) = read(tmp_path / "x")
+    assert row.data is None and reason in row.reason
+    (tmp_path / "x").write_text('{"a": NaN, "b": ' + "[" * 60 + "]" * 60 + ', "c": "x\\u0000"}\n')
+    (row,) = read(tmp_path / "x")
+    assert row.data is not None and (row.data["a"], row.data["c"]) == (None, "x\0")
+
+
+def test_other_packings_are_named(tmp_path) -> None:
+    for data, name in (
+        ('{"a": 1}'.encode("utf-16"), "UTF-16"),
+        (b"PK\x03\x04xx", "zip archive"),
+        (b"BZh9", "bzip2"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (lzma.compress(b"{}"), "xz"),
+    ):
+        (tmp_path / "x").write_bytes(data)
+        with pytest.raises(UserError, match=rf"^x: .*{name}.*; expected UTF-8"):
+            read(tmp_path / "x")

@@ -1,8 +1,9 @@
 """The rows of corpus files, one after another, whatever the file is wrapped in.
 
-JSON lines, one JSON array of rows, and parquet; each of the two JSON forms plain or gzip-compressed. Which one a file
-is tells its content, not its name. Nothing is read before it is asked for, and no more than one row (of parquet: one
-small batch) is held, so memory does not grow with the file.
+JSON lines, one JSON array of rows, parquet, and Arrow (a file, a stream, or a folder that datasets.save_to_disk wrote);
+each of the two JSON forms plain or gzip-compressed. Which one a file is tells its content, not its name. Nothing is
+read before it is asked for, and no more than one row (of parquet and Arrow: one small batch) is held, so memory does
+not grow with the file; a row has at most MOST_ROW_BYTES.
 """
 
 from __future__ import annotations
@@ -20,14 +21,30 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from cfprm_jax.data.formats import json_rows, tables
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime.regular_files import check_input
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _CHUNK = 1 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
-_PARQUET_ROWS = 256
 _EXCERPT = 200
+
+MOST_ROW_BYTES = 1 << 27
+"""Bytes of a row, unpacked: 128 MiB hold a question with 30,000 candidates of 4,000 characters."""
+
+_TOO_LONG = f"a row of more than {MOST_ROW_BYTES >> 20} MiB"
+
+# What other packers write, which would otherwise be told as text with a fault.
+_FOREIGN = {
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"PK\x03\x04": "a zip archive",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
 
 
 class Row(NamedTuple):
@@ -64,7 +81,7 @@ def expand(paths: Paths) -> list[InputFile]:
     once.
 
     Raises:
-      UserError: nothing matches, or a directory was named.
+      UserError: nothing matches, or a path is no regular file (a pipe, a device, a directory without saved rows).
     """
     given = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not given:
@@ -76,13 +93,42 @@ def expand(paths: Paths) -> list[InputFile]:
         if not matches:
             raise UserError(f"{name}: no such file" + (" matches" if glob.has_magic(name) else ""))
         found.update(dict.fromkeys(map(pathlib.Path, matches)))
+    files: dict[pathlib.Path, None] = {}
     for path in found:
-        if path.is_dir():
-            raise UserError(f"{path} is a directory; name files, or a pattern such as {path}/*.jsonl")
+        parts = _saved_dataset(path) if path.is_dir() else [path]
+        for part in parts:
+            check_input(part, str(part))
+        files.update(dict.fromkeys(parts))
+    found = files
     names = [path.name for path in found]
     return [
         InputFile(path, path.name if names.count(path.name) == 1 else str(path), path.stat().st_size) for path in found
     ]
+
+
+def _saved_dataset(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The Arrow files of a folder that datasets.save_to_disk wrote, in their order."""
+    splits = folder / "dataset_dict.json"
+    if splits.is_file():
+        known = sorted(path.parent.name for path in folder.glob("*/state.json"))
+        raise UserError(f"{folder} holds the splits {', '.join(known) or 'of a data set'}: name one, {folder}/SPLIT")
+    state = folder / "state.json"
+    if not state.is_file():
+        raise UserError(f"{folder} is a directory; name files, or a pattern such as {folder}/*.jsonl")
+    try:
+        description = json.loads(state.read_text(encoding="utf-8"))
+        names = [entry["filename"] for entry in description["_data_files"]]
+        if not names or not all(isinstance(name, str) and pathlib.Path(name).name == name for name in names):
+            raise ValueError("no file names in it")
+        moved = bool(description.get("_indices_files"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{state}: not what datasets.save_to_disk writes: {error!r:.200}") from error
+    if moved:
+        raise UserError(f"{folder} keeps its rows in an order of their own; write it with Dataset.to_json")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder / missing[0]}: no such file, and {state.name} names it")
+    return [folder / name for name in names]
 
 
 def rows(file: InputFile) -> Iterator[Row]:
@@ -94,9 +140,12 @@ def rows(file: InputFile) -> Iterator[Row]:
     """
     try:
         with file.path.open("rb") as raw:
-            head = raw.peek(4)[:4]
-            if head[:4] == b"PAR1":
-                yield from _parquet_rows(raw, file)
+            head = raw.peek(8)[:8]
+            foreign = next((name for magic, name in _FOREIGN.items() if head.startswith(magic)), None)
+            if tables.is_table(head):
+                yield from _table_rows(raw, head, file)
+            elif foreign is not None:
+                raise UserError(f"{file.name}: {foreign}; expected UTF-8 text, plain or .gz, parquet or Arrow")
             elif head[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=raw) as unpacked:
                     yield from _json_rows(cast(BinaryIO, unpacked), raw, file)
@@ -119,8 +168,13 @@ def _json_rows(stream: BinaryIO, raw: BinaryIO, file: InputFile) -> Iterator[Row
     if start.lstrip()[:1] == b"[":
         yield from _array_rows(start, first, stream, raw, file)
         return
-    start = start if start.endswith(b"\n") else start + stream.readline()
-    for line, text in enumerate(itertools.chain((start,), stream), first):
+    if not start.endswith(b"\n"):
+        start += stream.readline(MOST_ROW_BYTES)
+    # One more byte than a row may have: what is longer is known without reading it to its end.
+    rest = iter(lambda: stream.readline(MOST_ROW_BYTES + 1), b"")
+    for line, text in enumerate(itertools.chain((start,), rest), first):
+        if len(text) > MOST_ROW_BYTES:
+            raise UserError(f"{file.name}:{line}: {_TOO_LONG}")
         if not text.isspace():
             yield _line_row(line, text, _fraction(raw, file))
 
@@ -128,7 +182,7 @@ def _json_rows(stream: BinaryIO, raw: BinaryIO, file: InputFile) -> Iterator[Row
 def _line_row(line: int, text: bytes, fraction: float) -> Row:
     """One line of JSON lines."""
     try:
-        data = json.loads(text.decode("utf-8"))
+        data = json_rows.DECODER.decode(text.decode("utf-8"))
     except json.JSONDecodeError as error:
         reason = f"not JSON: {error.msg} at column {error.colno}"
     except UnicodeDecodeError as error:
@@ -142,20 +196,19 @@ def _line_row(line: int, text: bytes, fraction: float) -> Row:
 
 def _object_row(line: int, data: Any, fraction: float) -> Row:
     """A row from a decoded value, which ought to be an object of valid text."""
-    if not isinstance(data, dict):
-        reason = f"expected a JSON object, found {_kind(data)}"
-        return Row(line, None, reason, _excerpt(json.dumps(data)), fraction)
+    reason = json_rows.reason_against(data)
+    if reason is None:
+        return Row(line, data, fraction=fraction)
     try:
-        # JSON can escape half a character; no tokenizer and no UTF-8 file takes that.
-        json.dumps(data, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        return Row(line, None, f"not Unicode: {error.reason}", _excerpt(json.dumps(data)), fraction)
-    return Row(line, data, fraction=fraction)
+        excerpt = _excerpt(json.dumps(data))
+    except RecursionError:
+        excerpt = ""
+    return Row(line, None, reason, excerpt, fraction)
 
 
 def _array_rows(first: bytes, line: int, stream: BinaryIO, raw: BinaryIO, file: InputFile) -> Iterator[Row]:
     """The elements of a JSON array, decoded one at a time from a buffer that holds little more than one element."""
-    scanner, decode = json.JSONDecoder(), _utf8_decoder(file)
+    scanner, decode = json_rows.DECODER, _utf8_decoder(file)
     text, position, expect, ended, elements = decode(first), 0, "[", False, 0
     while True:
         start = cast(re.Match[str], _SPACE.match(text, position)).end()
@@ -187,6 +240,8 @@ def _array_rows(first: bytes, line: int, stream: BinaryIO, raw: BinaryIO, file: 
                 continue
         if ended:
             raise UserError(f"{file.name}:{line}: not JSON: the array does not end")
+        if len(text) - position > MOST_ROW_BYTES:
+            raise UserError(f"{file.name}:{line}: {_TOO_LONG}")
         # Doubling keeps the number of attempts at an element larger than the buffer logarithmic.
         more = stream.read(max(_CHUNK, len(text) - position))
         ended = not more
@@ -214,24 +269,10 @@ def _utf8_decoder(file: InputFile) -> Any:
     return decode
 
 
-def _parquet_rows(raw: BinaryIO, file: InputFile) -> Iterator[Row]:
-    """The rows of a parquet file, a batch at a time."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(f"{file.name}: reading parquet needs pyarrow: pip install pyarrow") from error
-    try:
-        table = pyarrow.parquet.ParquetFile(raw)
-        total, line = table.metadata.num_rows, 0
-        if not total:
-            raise UserError(f"{file.name}: empty file: no rows")
-        for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
-            for data in batch.to_pylist():
-                line += 1
-                yield Row(line, data, fraction=line / total)
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{file.name}: damaged parquet file: {error}") from error
+def _table_rows(raw: BinaryIO, head: bytes, file: InputFile) -> Iterator[Row]:
+    """The rows of a parquet or Arrow file."""
+    for line, (data, fraction) in enumerate(tables.table_rows(raw, head, file.name), 1):
+        yield _object_row(line, data, fraction or _fraction(raw, file))
 
 
 def _fraction(raw: BinaryIO, file: InputFile) -> float:
@@ -241,9 +282,3 @@ def _fraction(raw: BinaryIO, file: InputFile) -> float:
 
 def _excerpt(text: str) -> str:
     return text.strip()[:_EXCERPT]
-
-
-def _kind(value: Any) -> str:
-    """What JSON calls a value's type."""
-    names = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -1,0 +1,220 @@
+"""Mutated inputs and flags end in one line or in a right result: no other exception, no wait, no nonsense taken.
+
+In process, with a fixed seed, at the level of reading and parsing, and through the commands that need no network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pathlib
+import random
+import signal
+
+import numpy as np
+import pytest
+from hostile_inputs import FILE_CHANGES, encode, flag_values, mutate_row
+
+from cfprm_jax import bon, experiment, export, flags, plan, prepare, process_bench, sample, score
+from cfprm_jax.data import formats
+from cfprm_jax.data.candidates import read_candidates
+from cfprm_jax.data.question_files import read_question_files
+from cfprm_jax.data.questions import read_questions
+from cfprm_jax.errors import UserError
+from cfprm_jax.run import validate
+from cfprm_jax.run.options import TrainConfig
+
+INPUTS = pathlib.Path(__file__).parent / "data" / "inputs"
+CORPORA = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
+COMMANDS = {
+    "prepare": prepare.PrepareConfig,
+    "train": TrainConfig,
+    "score": score.ScoreConfig,
+    "bon": bon.BonConfig,
+    "sample": sample.SampleConfig,
+    "process_bench": process_bench.ProcessBenchConfig,
+    "export": export.ExportConfig,
+    "plan": plan.PlanConfig,
+    "experiment": experiment.ExperimentConfig,
+}
+# No number that an option takes is larger: what lies beyond is memory, time or float32 that nobody has.
+LARGEST = 2**32
+
+CANDIDATES = [
+    {
+        "id": name,
+        "question": f"What is {number} + 1?",
+        "answer": str(number + 1),
+        "dataset": "sums",
+        "level": 1,
+        "candidates": [
+            {"text": f"It is {number}.", "step_scores": [0.25], "predicted": str(number), "correct": False},
+            {
+                "steps": ["One more.", f"\\boxed{{{number + 1}}}"],
+                "step_scores": [0.9, 0.75],
+                "step_logits": [2.2, 1.1],
+                "predicted": str(number + 1),
+                "correct": True,
+            },
+        ][number % 2 :]
+        * 2,
+    }
+    for number, name in enumerate("abc")
+]
+for _row in CANDIDATES:
+    for _candidate in _row["candidates"]:
+        _candidate.pop("step_logits", None)
+QUESTIONS = [
+    {"problem": "1 + 1?", "solution": "\\boxed{2}", "answer": "2", "subject": "A", "level": 1, "unique_id": "a/1"},
+    {"question": "2 + 2?", "answer": "Four. #### 4"},
+    {"id": 3, "question": "3 + 3?", "answer": 6, "dataset": "mine"},
+]
+PROCESS_BENCH = [
+    {"id": "gsm8k-1", "problem": "1 + 1?", "steps": ["a", "b"], "label": 1, "step_scores": [0.9, 0.2]},
+    {"id": "gsm8k-2", "problem": "2 + 2?", "steps": ["a"], "label": -1, "step_scores": [0.8]},
+    {"id": "x", "problem": "3 + 3?", "steps": ["a", "b"], "label": 0, "step_scores": None, "subset": "own"},
+]
+
+
+def corpus_rows(name):
+    return [json.loads(line) for line in (INPUTS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def read_corpus(path):
+    for trajectory in formats.read(path):
+        labels = trajectory.labels
+        assert np.all(np.isnan(labels) | ((labels >= 0) & (labels <= 1)))
+        assert len(labels) == len(trajectory.steps) > 0
+        json.dumps([trajectory.question, *trajectory.steps], ensure_ascii=False).encode()
+
+
+def read_scored(path):
+    for question in read_candidates(path):
+        json.dumps(question.row, ensure_ascii=False, allow_nan=False).encode()
+        for candidate in question.candidates:
+            assert candidate.step_scores is None or np.all((candidate.step_scores >= 0) & (candidate.step_scores <= 1))
+
+
+def read_to_sample(path):
+    for row in read_question_files(path):
+        json.dumps([row.id, row.question, row.answer, row.dataset, row.rest], allow_nan=False).encode()
+
+
+def run_prepare(path):
+    out = path.with_name("out.jsonl")
+    config = flags.parse(prepare.PrepareConfig, ["prepare", f"--input={path}", f"--output={out}", "--c_max=2"])
+    prepare.main(config)
+    assert [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def run_bon(path):
+    directory = path.with_name("bon")
+    arguments = [f"--input={path}", "--n=1,2", "--grader=none", "--resamples=100", "--aggregation=min"]
+    config = flags.parse(bon.BonConfig, ["bon", *arguments, f"--output_dir={directory}"])
+    result = bon.evaluate(bon.read(config.input), config)
+    directory.mkdir(exist_ok=True)
+    bon.write(result, directory)
+    text = (directory / "results.json").read_text()
+    assert json.dumps(json.loads(text), allow_nan=False)
+
+
+def run_process_bench(path):
+    found = list(process_bench.read([str(path)]))
+    process_bench.refuse_unscored(found)
+    config = process_bench.ProcessBenchConfig(input=(str(path),))
+    json.dumps(process_bench.evaluate(found, config), allow_nan=False)
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+
+
+READERS = {
+    **{name: (corpus_rows(name), read_corpus) for name in CORPORA},
+    "candidates": (CANDIDATES, read_scored),
+    "questions": (QUESTIONS, read_to_sample),
+    "test sets": (QUESTIONS, read_questions),
+    "prepare": (corpus_rows("stepwise"), run_prepare),
+    "bon": (CANDIDATES, run_bon),
+    "process_bench": (PROCESS_BENCH, run_process_bench),
+}
+
+
+@contextlib.contextmanager
+def no_endless_wait():
+    """An AssertionError instead of a suite that hangs."""
+
+    def stop(*_):
+        raise AssertionError("it does not end")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(30)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fault(use, *arguments):
+    """What is wrong with how an input is taken; None for a result, or one line."""
+    try:
+        with no_endless_wait(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            use(*arguments)
+    except UserError as error:
+        return None if "\n" not in str(error) and len(str(error)) < 2_000 else f"not one line: {str(error)[:300]!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_mutated_rows(tmp_path, kind):
+    rows, use = READERS[kind]
+    rng, faults = random.Random(f"rows {kind}"), []
+    for number in range(40 if kind != "bon" else 25):
+        lines = [encode(row) for row in rows]
+        place = rng.randrange(len(rows))
+        lines[place] = mutate_row(rows[place], rng)
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
+        if found := fault(use, path):
+            faults.append(f"{number}: {lines[place][:200]}: {found}")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_mutated_files(tmp_path, kind):
+    rows, use = READERS[kind]
+    data = ("\n".join(map(encode, rows)) + "\n").encode()
+    rng, faults = random.Random(f"files {kind}"), []
+    for number, change in enumerate(FILE_CHANGES * 2):
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(change(data, rng))
+        if found := fault(use, path):
+            faults.append(f"{number}: {found}")
+    assert not faults, "\n".join(faults)
+
+
+def parse_and_use(config_type, argv):
+    """Parse, check what is parsed, and write it as a command would."""
+    config = flags.parse(config_type, argv)
+    for value in flags.as_dict(config).values():
+        if isinstance(value, int | float):
+            assert abs(value) <= LARGEST, f"{value} is taken"
+        for text in value if isinstance(value, tuple) else (value,):
+            assert not isinstance(text, str) or "\x00" not in text, "a NUL is taken"
+    again = flags.parse(config_type, ["again", *flags.as_flags(config)])
+    assert flags.as_dict(again) == flags.as_dict(config)
+    flags.flag_file(config).encode()
+    if config_type is TrainConfig:
+        validate.refuse(config)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag(command):
+    config_type, faults, rng = COMMANDS[command], [], random.Random(f"flags {command}")
+    for _, field in flags._options(config_type):
+        for value in rng.sample(flag_values(field.metadata["kind"]), 4):
+            argument = f"--{field.name}={value}"
+            if found := fault(parse_and_use, config_type, [command, argument]):
+                faults.append(f"{argument[:60]!r}: {found}")
+    assert not faults, f"{len(faults)}\n" + "\n".join(faults)
