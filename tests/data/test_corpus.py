@@ -303,6 +303,7 @@ def test_a_question_is_on_one_side_in_all_its_spellings():
 def test_the_cases_two_spellings_are_on_one_side(shared):
     path = shared / "cases" / "more" / "K09_question_with_trailing_newline.jsonl"
     questions = {trajectory.question for trajectory in read(path)}
-    assert len(questions) > 1
+    assert len({question.strip() for question in questions}) < len(questions)
     for fraction in np.linspace(0, 1, 101):
-        assert len({corpus_build.is_held_out(question, fraction) for question in questions}) == 1
+        sides = {question: corpus_build.is_held_out(question, fraction) for question in questions}
+        assert all(side == sides.get(question.strip(), side) for question, side in sides.items())

@@ -6,16 +6,45 @@ import gzip
 import json
 import pathlib
 import tracemalloc
+import types
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 import cfprm_jax.data
-from cfprm_jax.data.formats import BadRow, ReadReport, read, write_bad_rows
+from cfprm_jax.config import DATA_FORMATS
+from cfprm_jax.data.formats import BadRow, ReadReport, read, reading, registry, write_bad_rows
+from cfprm_jax.data.formats.fields import Solution
+from cfprm_jax.data.formats.grouping import Grouping
 from cfprm_jax.errors import UserError
 
 INPUTS = pathlib.Path(__file__).parent / "inputs"
+# A format that no reader has heard of: rows are single steps, and "end" ends a record.
+SINGLE_STEPS = types.ModuleType("single_steps")
+SINGLE_STEPS.NAME, SINGLE_STEPS.FIELDS = "single_steps", ("step", "end")
+SINGLE_STEPS.matches = lambda row: "step" in row
+SINGLE_STEPS.parse = lambda row, options: [Solution(row["of"], [row["step"]], [row["value"]], id=str(row["end"]))]
+
+
+class _Steps(Grouping):
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def goes_on(self, row):
+        return self.rows[-1].id == "False"
+
+    def add(self, row):
+        self.rows += row
+        return ()
+
+    def finish(self):
+        steps, labels = zip(*((row.steps[0], row.labels[0]) for row in self.rows), strict=True)
+        return [Solution(self.rows[0].question, steps, labels)]
+
+
+SINGLE_STEPS.GROUPING = _Steps
 NAMES = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
 
 
@@ -207,3 +236,20 @@ def test_memory_does_not_grow_with_the_file(tmp_path: pathlib.Path, form: str) -
     # Some 2 KB a row: the larger file is 10 MB.
     peak(100)
     assert peak(5_000) < peak(1_000) + 2_000_000
+
+
+def test_every_format_can_be_named() -> None:
+    assert {"auto", *(module.NAME for module in registry.FORMATS)} == set(DATA_FORMATS)
+
+
+def test_a_format_of_rows_that_make_records_needs_no_edit_of_the_reader(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "FORMATS", (*registry.FORMATS, SINGLE_STEPS))
+    rows = [("q", "a", 1, False), ("q", "b", 0.5, True), ("r", "c", 0, True), ("r", "d", 3, True), ("r", "e", 1, False)]
+    text = "".join(json.dumps(dict(zip(("of", "step", "value", "end"), row, strict=True))) + "\n" for row in rows)
+    (tmp_path / "x").write_text(text)
+    found = list(read(tmp_path / "x", max_bad_rows=1))
+    assert [(t.question, t.steps, t.labels.tolist(), t.source) for t in found] == [
+        ("q", ("a", "b"), [1, 0.5], "x:1"),
+        ("r", ("c",), [0], "x:3"),
+        ("r", ("e",), [1], "x:5"),
+    ]

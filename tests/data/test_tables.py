@@ -33,9 +33,7 @@ OTHER = {
     "missing": pyarrow.array([float("nan"), 0.5]),
     "inside": pyarrow.array([{"at": [WHEN], "data": b"y"}, None]),
     "kind": pyarrow.array(["a", "b"]).dictionary_encode(),
-    "half": pyarrow.array([1.5, None], pyarrow.float16())
-    if hasattr(pyarrow, "float16")
-    else pyarrow.array([1.5, None]),
+    "half": pyarrow.array([1.5, None], pyarrow.float16()),
 }
 PLAIN = [
     {

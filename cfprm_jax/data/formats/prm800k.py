@@ -16,9 +16,11 @@ from typing import Any
 
 from cfprm_jax.data.formats import fields
 from cfprm_jax.data.formats.fields import Label, ParseOptions, Solution
+from cfprm_jax.data.formats.grouping import RowIsRecord
 from cfprm_jax.errors import UserError
 
 NAME = "prm800k"
+GROUPING = RowIsRecord
 FIELDS = ("question", "label")
 
 

@@ -1,7 +1,7 @@
 """Corpus files of any format to a stream of trajectories, with the policy for malformed rows.
 
-A PRM800K row is a record; of other formats consecutive rows of one question are. One row at a time is in memory, of
-ReST-MCTS* prefixes those of one question.
+Which rows are a record is the format's to tell (:mod:`cfprm_jax.data.formats.grouping`). One row at a time is in
+memory, or those of one record where a format puts solutions together from several.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax.config import DATA_FORMATS
-from cfprm_jax.data.formats import files, math_shepherd, prm800k, ratings, rest_mcts, rlhflow, stepwise
+from cfprm_jax.data.formats import files
 from cfprm_jax.data.formats.fields import ParseOptions, Solution
 from cfprm_jax.data.formats.files import InputFile, Paths, Row
+from cfprm_jax.data.formats.grouping import Grouping
+from cfprm_jax.data.formats.registry import FORMATS
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.errors import UserError
-
-FORMATS: tuple[ModuleType, ...] = (stepwise, prm800k, math_shepherd, rlhflow, rest_mcts, ratings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,10 +151,8 @@ def _read(inputs: list[InputFile], data_format: str, reading: _Reading) -> Itera
 def _file(file: InputFile, data_format: str, reading: _Reading) -> Iterator[tuple[Trajectory, float]]:
     """The trajectories of a file, each with the share of the file that has been read."""
     module = None if data_format == "auto" else _by_name(data_format)
-    # The record that goes on, and, where rows are prefixes, the ones of it that wait to become solutions.
-    question, record = None, ""
-    prefixes: dict[tuple[str, ...], Solution] = {}
-    fraction = 0.0
+    record: Grouping | None = None
+    source, fraction = "", 0.0
     for row in files.rows(file):
         reading.report.rows += 1
         try:
@@ -163,28 +161,28 @@ def _file(file: InputFile, data_format: str, reading: _Reading) -> Iterator[tupl
             module = module or _by_content(row.data)
             reading.report.files[file.name] = module.NAME
             solutions = reading.parse(row, module)
-            goes_on = module is not prm800k and [solution.question for solution in solutions] == [question]
-            source = record if goes_on else f"{file.name}:{row.line}"
+            goes_on = record is not None and record.goes_on(solutions)
+            own = source if goes_on else f"{file.name}:{row.line}"
             # All of a row is checked before any of it is given away.
-            trajectories = [_trajectory(solution, source) for solution in solutions]
+            trajectories = [_trajectory(solution, own) for solution in solutions]
         except UserError as error:
             reading.skip(file, row, str(error))
             continue
-        if module is rest_mcts:
-            steps = trajectories[0].steps
-            if not goes_on or steps in prefixes:
-                yield from ((whole, fraction) for whole in _combine(prefixes, record))
-                prefixes, source = {}, f"{file.name}:{row.line}"
-            prefixes[steps] = solutions[0]
-        else:
-            yield from ((trajectory, row.fraction) for trajectory in trajectories)
-        fraction, record = row.fraction, source
-        question = trajectories[0].question if trajectories else None
-    yield from ((whole, fraction) for whole in _combine(prefixes, record))
+        if record is None or not goes_on:
+            yield from _finished(record, source, fraction)
+            record = getattr(module, "GROUPING", Grouping)()
+        whole = record.add(solutions)
+        if whole is not solutions:
+            trajectories = [_trajectory(solution, own) for solution in whole]
+        yield from ((trajectory, row.fraction) for trajectory in trajectories)
+        source, fraction = own, row.fraction
+    yield from _finished(record, source, fraction)
 
 
-def _combine(prefixes: dict[tuple[str, ...], Solution], record: str) -> list[Trajectory]:
-    return [_trajectory(solution, record) for solution in rest_mcts.combine(list(prefixes.values()))]
+def _finished(record: Grouping | None, source: str, fraction: float) -> Iterator[tuple[Trajectory, float]]:
+    """What waited for the end of a record."""
+    for solution in record.finish() if record is not None else ():
+        yield _trajectory(solution, source), fraction
 
 
 def _trajectory(solution: Solution, source: str) -> Trajectory:

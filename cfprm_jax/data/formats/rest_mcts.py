@@ -17,6 +17,7 @@ from typing import Any
 
 from cfprm_jax.data.formats import fields
 from cfprm_jax.data.formats.fields import Label, ParseOptions, Solution
+from cfprm_jax.data.formats.grouping import Grouping
 from cfprm_jax.errors import UserError
 
 NAME = "rest_mcts"
@@ -46,6 +47,28 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
         raise UserError("field 'prompt_answer': no step after 'Solution:'")
     value = fields.label(fields.require(row, "label"))
     return [Solution(prompt["question"].strip(), steps, [None] * (len(steps) - 1) + [value])]
+
+
+class Prefixes(Grouping):
+    """A run: rows of one question, no two of them equal, which become solutions when all are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run: dict[tuple[str, ...], Solution] = {}
+
+    def goes_on(self, row: Sequence[Solution]) -> bool:
+        return super().goes_on(row) and tuple(row[0].steps) not in self._run
+
+    def add(self, row: Sequence[Solution]) -> Sequence[Solution]:
+        super().add(row)
+        self._run.update({tuple(prefix.steps): prefix for prefix in row})
+        return ()
+
+    def finish(self) -> Sequence[Solution]:
+        return combine(list(self._run.values()))
+
+
+GROUPING = Prefixes
 
 
 def combine(run: Sequence[Solution]) -> list[Solution]:
