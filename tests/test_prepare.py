@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -229,3 +230,30 @@ def test_phase_1_round_trip(shared: pathlib.Path, tmp_path: pathlib.Path) -> Non
     back = list(read(tmp_path / "o.jsonl"))
     assert back == list(read(path))
     assert isinstance(back[0], Trajectory)
+
+
+ROWS = f"--input={pathlib.Path(__file__).parent}/data/inputs/stepwise.jsonl"
+
+
+@pytest.mark.parametrize("flag", ["output", "report"])
+def test_an_output_that_is_no_file_is_refused_and_stays_what_it_is(tmp_path, capsys, flag) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in (("/dev/full", "a device"), (str(tmp_path / "pipe"), "a pipe")):
+        arguments = {"output": f"{tmp_path}/o.jsonl", flag: path}
+        assert run(ROWS, *(f"--{name}={value}" for name, value in arguments.items())) == 2
+        assert f"--{flag}={path} is {kind}" in capsys.readouterr().err
+        assert not pathlib.Path(path).is_file()
+
+
+def test_a_full_disk_is_told_and_leaves_no_output(tmp_path, capsys, monkeypatch) -> None:
+    # /dev/full takes every write and loses it when it is flushed, at the latest on closing.
+    original = pathlib.Path.open
+
+    def full(path, *arguments, **options):
+        return original(pathlib.Path("/dev/full") if path.suffix == ".partial" else path, *arguments, **options)
+
+    monkeypatch.setattr(pathlib.Path, "open", full)
+    for name in ("o.jsonl", "o.jsonl.gz"):
+        assert run(ROWS, f"--output={tmp_path / name}") == 2
+        assert "No space left on device" in capsys.readouterr().err
+        assert not (tmp_path / name).exists()

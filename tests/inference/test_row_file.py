@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 
 import pytest
 
@@ -137,3 +138,11 @@ def test_fingerprints_tell_contents_apart(tmp_path):
     whole = fingerprint_of([weights], whole=True)
     weights.write_bytes(changed)
     assert fingerprint_of([weights], whole=True) != whole
+
+
+def test_an_output_that_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in (("/dev/full", "a device"), (tmp_path / "pipe", "a pipe"), (tmp_path, "a directory")):
+        for resume in ("never", "auto"):
+            with pytest.raises(UserError, match=f"--output={path} is {kind}"):
+                write(path, resume=resume)
