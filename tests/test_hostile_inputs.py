@@ -24,6 +24,7 @@ from cfprm_jax.data.questions import read_questions
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import validate
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.sharding import rules
 
 INPUTS = pathlib.Path(__file__).parent / "data" / "inputs"
 CORPORA = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
@@ -207,6 +208,7 @@ def parse_and_use(config_type, argv):
     flags.flag_file(config).encode()
     if config_type is TrainConfig:
         validate.refuse(config)
+        rules.parse_mesh(config.device.mesh, 8)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

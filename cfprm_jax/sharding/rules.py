@@ -60,24 +60,25 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, _, number = part.partition("=")
         if name not in MESH_AXES:
-            raise UserError(f"--mesh={text}: unknown axis {name!r}; the axes are {', '.join(MESH_AXES)}")
+            raise UserError(f"--mesh={text:.200}: unknown axis {name!r:.80}; the axes are {', '.join(MESH_AXES)}")
         if name in sizes:
-            raise UserError(f"--mesh={text}: axis {name} is named twice")
-        if not (number.isascii() and number.removeprefix("-").isdigit()) or (int(number) < 1 and int(number) != -1):
+            raise UserError(f"--mesh={text:.200}: axis {name} is named twice")
+        plain = number.isascii() and number.removeprefix("-").isdigit() and len(number) <= 9
+        if not plain or (int(number) < 1 and int(number) != -1):
             raise UserError(
-                f"--mesh={text}: {part!r} is not {name}=NUMBER with a number of devices, or -1 for the rest"
+                f"--mesh={text:.200}: {part!r:.80} is not {name}=NUMBER with a number of devices, or -1 for the rest"
             )
         sizes[name] = int(number)
     sizes = {name: sizes.get(name, 1) for name in MESH_AXES}
     rest = [name for name, size in sizes.items() if size == -1]
     if len(rest) > 1:
-        raise UserError(f"--mesh={text}: only one axis can be -1, not {' and '.join(rest)}")
+        raise UserError(f"--mesh={text:.200}: only one axis can be -1, not {' and '.join(rest)}")
     known = math.prod(size for size in sizes.values() if size != -1)
     if rest and num_devices % known == 0:
         sizes[rest[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:
         wanted = f"a multiple of {known}" if rest else str(known)
-        raise UserError(f"--mesh={text}: asks for {wanted} devices, and there are {num_devices}")
+        raise UserError(f"--mesh={text:.200}: asks for {wanted} devices, and there are {num_devices}")
     return sizes
 
 

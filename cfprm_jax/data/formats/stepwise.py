@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cfprm_jax.config import Granularity
+from cfprm_jax.config import MOST_GRANULARITY, Granularity
 from cfprm_jax.data.formats import fields
 from cfprm_jax.data.formats.fields import ParseOptions, Solution
 from cfprm_jax.errors import UserError
@@ -47,6 +47,6 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
 
 
 def _granularity(value: Any) -> Granularity:
-    if value == "whole" or (type(value) is int and value >= 1):
+    if value == "whole" or (type(value) is int and 1 <= value <= MOST_GRANULARITY):
         return value
-    raise UserError(f'"granularity" is {value!r}, expected a positive whole number or "whole"')
+    raise UserError(f'"granularity" is {value!r:.80}, expected a whole number from 1 to {MOST_GRANULARITY}, or "whole"')
