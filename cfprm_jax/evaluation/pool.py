@@ -2,8 +2,9 @@
 
 A candidate's step scores become one number by an aggregation: their minimum, the last, the product, or the mean. Where
 the raw logits z are known, minimum and last rank by them and the product is the sum of log sigmoid(z), so that scores
-which round to 1 are no ties. A candidate without scores (no steps, or too long) ranks lowest and its question counts
-all the same.
+which round to 1 are no ties. Without logits a product in which a score is 0 is 0: it ranks below every other product,
+however small, and is a tie with every product that is 0. A candidate without scores (no steps, or too long) ranks
+lowest and its question counts all the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import Candidate, Question
 from cfprm_jax.errors import UserError
 from cfprm_jax.grading.grader import Judgement
@@ -24,8 +26,8 @@ FIELDS = ("level", "subject", "perturbation_type")
 NO_ANSWER_FIELD = "no_answer"
 """Marks a question whose reference answer is "None": the critical-thinking ones of GSM-Plus."""
 
-# Below every score but 0: a logarithm of 0 would be the rank of a candidate without scores.
-_SMALLEST = np.finfo(np.float64).smallest_subnormal
+# Below every sum of logarithms: the logarithm of 0 would be the rank of a candidate without scores.
+_LOG_OF_ZERO = -np.finfo(np.float64).max
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,8 +84,11 @@ def aggregate(
       where: file and line of the question, for messages.
 
     Raises:
-      UserError: some scored candidates have logits and some have none, so that they cannot be compared.
+      UserError: some scored candidates have logits and some have none, so that they cannot be compared; or an
+        aggregation that is none of AGGREGATIONS.
     """
+    if unknown := sorted(set(aggregations) - set(AGGREGATIONS)):
+        raise UserError(f"aggregation {unknown[0]!r} is none of {', '.join(AGGREGATIONS)}")
     scored = np.array([c.step_scores is not None and len(c.step_scores) > 0 for c in candidates])
     logits = np.array([c.step_logits is not None for c in candidates]) & scored
     if logits.any() and not logits[scored].all():
@@ -100,7 +105,8 @@ def aggregate(
         z = np.concatenate([c.step_logits for c in candidates if c.step_logits is not None and len(c.step_logits)])
         order, log_p, score = z, log_sigmoid(z), lambda rank: np.exp(log_sigmoid(rank))
     else:
-        order, log_p, score = p, np.log(np.maximum(p, _SMALLEST)), lambda rank: rank
+        order, log_p, score = p, np.log(np.where(p > 0, p, 1.0)), lambda rank: rank
+    zero = np.logical_or.reduceat(p <= 0, starts) & ~logits.any()
     for name, (ranks, weights) in out.items():
         if name == "min":
             ranks[scored] = np.minimum.reduceat(order, starts)
@@ -109,7 +115,7 @@ def aggregate(
             ranks[scored] = order[starts + lengths - 1]
             weights[scored] = score(ranks[scored])
         elif name == "product":
-            ranks[scored] = np.add.reduceat(log_p, starts)
+            ranks[scored] = np.where(zero, _LOG_OF_ZERO, np.add.reduceat(log_p, starts))
             weights[scored] = np.exp(ranks[scored])
         else:
             ranks[scored] = np.add.reduceat(p, starts) / lengths

@@ -3,13 +3,19 @@ r"""The answer that a candidate gives, and what of an answer is only notation.
 A candidate's answer is its "predicted". Without one it is looked for in the text, or the steps, in the ways that the
 data sets publish, the first that is there:
 
-1. what the last balanced \boxed{...} (or \fbox{...}) holds, as in MATH;
+1. what the last balanced \boxed{...} (or \fbox{...}) holds, as in MATH, with the boxes that an "and", an "or" or a
+   comma joins to it ("\boxed{5} or \boxed{-5}");
 2. the line after the last "# Answer", as in PRM800K;
 3. the rest of the line after the last "####", as in GSM8K and GSM-Plus;
-4. the rest of the line after the last "answer" ("The answer is 7.", "answer=7");
-5. for a data set whose name begins with "gsm", the last number.
+4. what the last statement of an answer gives ("The answer is 7.", "answer=7", "**Answer:** 7"), to the end of its
+   sentence and without the clause that explains it (", which is even"); a sentence that only has the word "answer" in
+   it gives none;
+5. for a data set whose name begins with "gsm", the last number;
+6. the number that the last sentence ends in after "is", "are" or "=", with its unit ("The temperature is -3 degrees.").
 
-A candidate without an answer is wrong for every grader that looks at answers, and takes no part in a vote.
+Marks of Markdown around an answer (**7**, `7`), the signs of displayed formulas and a final full stop are no part of
+it. An answer of which nothing is left is none, as an empty box. A candidate without an answer is wrong for every grader
+that looks at answers, and takes no part in a vote.
 """
 
 from __future__ import annotations
@@ -20,10 +26,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # this module is imported by every grading process, which needs no NumPy
     from cfprm_jax.data.candidates import Candidate
 
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOXED = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(?P<brace>\{)|(?P<one>\\[a-zA-Z]+|[^\s\\{}$]))")
+_JOINED = re.compile(r"[^.!?\n\\]{0,20}(?:\band\b|\bor\b|,|;)[^.!?\n\\]{0,20}", re.IGNORECASE)
 _HEADING = re.compile(r"^#+ *Answer[ :]*", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####")
-_ANSWER = re.compile(r"\banswer\b(?:\s+is\b)?[\s:=*]*", re.IGNORECASE)
+_VERB = r"(?:is|are|was|equals?|(?:would|should|must|will|can only) be|comes? (?:out )?to|becomes?)\b"
+_STATED = re.compile(
+    rf"\banswers?\b(?:[^.!?\n:=]{{0,80}}?\b{_VERB}[\s:=*_`]*|[ *_`]*(?:\([^()\n]*\)[ *_`]*)?[:=][\s*_`]*|"
+    r"[ *_`]+(?=[-+$\\\d(\[]))",
+    re.IGNORECASE,
+)
+_FILLING = re.compile(
+    r"(?:therefore|thus|hence|then|so|simply|just|exactly|approximately|about|roughly|clearly|indeed|given by|equal to|"
+    r"the following|as follows)\b[\s,:]*",
+    re.IGNORECASE,
+)
+_DISPLAYED = re.compile(r"\s*(?:\$\$(?P<dollars>.+?)\$\$|\\\[(?P<brackets>.+?)\\\])", re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<![0-9]\.)(?<!\b[ap]\.m)[.!?](?=[\s*_`\"')\]]*(?:\s|$))|\n")
+_CLAUSE = re.compile(
+    r",?\s+(?:because|since|so that|given that)\b.*|"
+    r"[,;]\s*(?:which|so|as|not|where|that|meaning|but|i\.e\.|e\.g\.|namely)\b.*|"
+    r"\s+--?\s+[a-zA-Z].*",
+    re.IGNORECASE | re.DOTALL,
+)
+_MARKS = re.compile(r"\*\*|__|`+")
+_CLOSING = re.compile(
+    r"(?:\b(?:is|are|equals)\b|=)\s*"
+    r"(?P<value>[-+\u2212]?\\?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?\s*%?(?: [a-zA-Z°/]+){0,2})[.!]?\s*$"
+)
 _NUMBER = re.compile(r"[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
@@ -45,20 +75,71 @@ def normalise(answer: str) -> str:
 def extract(candidate: Candidate, dataset: str | None = None) -> str | None:
     """The answer that a candidate gives, as the module's docstring says; None where there is none to be found."""
     if candidate.predicted is not None:
-        return candidate.predicted
+        return candidate.predicted if bare(candidate.predicted) else None
     text = candidate.text if candidate.text is not None else "\n".join(candidate.steps or ())
-    for boxed in reversed(list(_BOXED.finditer(text))):
-        inside = _until_closed(text[boxed.end() :])
-        if inside is not None:
-            return inside
-    for marker in (_HEADING, _HASHES, _ANSWER):
+    if boxed := _boxed(text):
+        return boxed
+    for marker in (_HEADING, _HASHES):
         stated = [match.end() for match in marker.finditer(text)]
         if stated:
-            return text[stated[-1] :].strip().partition("\n")[0].strip() or None
+            return bare(text[stated[-1] :].strip().partition("\n")[0]) or None
+    for match in reversed(list(_STATED.finditer(text))):
+        if stated_answer := _value(text[match.end() :]):
+            return stated_answer
     if dataset is not None and dataset.lower().startswith("gsm"):
         numbers = _NUMBER.findall(text)
         return numbers[-1] if numbers else None
-    return None
+    closing = _CLOSING.search(text)
+    return closing["value"].strip() if closing else None
+
+
+def bare(answer: str) -> str:
+    """An answer without marks of Markdown, signs of formulas around it, and final punctuation."""
+    answer = _MARKS.sub("", answer).strip()
+    while True:
+        before = answer
+        for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+            inside = answer[len(opening) : -len(closing)]
+            if answer.startswith(opening) and answer.endswith(closing) and closing not in inside:
+                answer = inside.strip()
+        if answer in ("$", "$$", "\\(", "\\[", "*", "_", "{}"):
+            answer = ""
+        if answer.endswith((".", "!", "?", ",", ";", ":")) and not answer.endswith(("..", "\\!", "\\,", "\\;", "\\:")):
+            # A factorial ends in the sign too; only a sentence's is dropped, by _value.
+            answer = answer if answer.endswith("!") else answer[:-1].strip()
+        if answer == before:
+            return answer
+
+
+def _boxed(text: str) -> str | None:
+    """What the last box holds, and those that are joined to it."""
+    boxes: list[tuple[int, int, str]] = []
+    for match in _BOXED.finditer(text):
+        inside = _until_closed(text[match.end() :]) if match["brace"] else match["one"]
+        if inside is not None and bare(inside):
+            end = match.end() + len(inside) + 1 if match["brace"] else match.end()
+            boxes.append((match.start(), end, inside))
+    if not boxes:
+        return None
+    joined = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        between = text[box[1] : joined[0][0]]
+        if not _JOINED.fullmatch(between) or box[2] in [inside for _, _, inside in joined]:
+            break
+        joined.insert(0, box)
+    return ", ".join(inside for _, _, inside in joined) if len(joined) > 1 else joined[0][2]
+
+
+def _value(rest: str) -> str | None:
+    """The answer that a statement gives, from the text after its verb."""
+    rest = rest.lstrip(" *_`:=")
+    while filling := _FILLING.match(rest):
+        rest = rest[filling.end() :].lstrip(" *_`:=")
+    if displayed := _DISPLAYED.match(rest):
+        return bare(displayed["dollars"] or displayed["brackets"]) or None
+    rest = rest.lstrip()
+    end = _SENTENCE_END.search(rest)
+    return bare(_CLAUSE.sub("", rest[: end.start()] if end else rest, count=1)) or None
 
 
 def reference(answer: str) -> str:

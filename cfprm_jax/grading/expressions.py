@@ -8,8 +8,8 @@ r"""Plain text as a sympy expression, by a grammar of its own: no text reaches P
     atom     := number | constant | letter | letter "(" sum ")" | function power | "(" sum ")"
 
 A product may be written without its sign, and binds as it does with it: 1/2x is x/2. A letter directly before brackets
-is an unknown function. Everything else is refused, and so is what would grow without a bound while it is built: the length
-of a text, the depth of brackets, the digits of a number, the size of powers and factorials.
+is an unknown function. Everything else is refused, and so is what would grow without a bound while it is built: texts
+that are too long, brackets too deep, and too large powers and factorials.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import logging
 import re
 from typing import Any
 
-from cfprm_jax.grading import characters, latex_math
+from cfprm_jax.grading import characters, latex_math, notation, numeric
 from cfprm_jax.grading.answers import normalise
 
 NO_ANSWER = "None"
@@ -34,6 +34,11 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’ ,.-]*")
 # Fewer letters in a row may be a product of variables.
 _WORD_LETTERS = re.compile(r"[A-Za-z]{4}")
+_TIME = re.compile(r"(?P<hour>\d{1,2})(?::(?P<minute>\d\d))?[\s~\\]*(?P<half>[ap])\.?\s*m\.?", re.IGNORECASE)
+_BASE = re.compile(r"(?P<digits>[0-9A-Za-z]+)_\{?(?:\\text\{)?(?P<base>\d+)\}{0,2}")
+_GOES_ON = re.compile(r"\s*(?:\\[lc]?dots[bcmio]?|\.\.\.|…|\\cdots)\s*")
+_LIST_COMMA = re.compile(r",(?!\d{3}(?!\d))|\band\b|;|\\text\s*\{\s*and\s*\}")
+_ASSIGNED = re.compile(r"(?P<name>[a-zA-Z])\s*=\s*(?P<value>[^=]+)")
 _THIN_SPACE = re.compile(r"(?<=\d)(?:\\[,;: ]|~|\{,\}| )+(?=\d{3}(?:\D|$))")
 _NUMBER_AND_WORDS = re.compile(r"(\\?\$?\s*[-+]?[\d,]*\.?\d+)\s+([A-Za-z][A-Za-z ]*)")
 _MIXED_NUMBER = re.compile(r"^([-+]?\d+) +(\d+)/(\d+)$")
@@ -46,19 +51,123 @@ def equal(predicted: str, gold: str) -> bool:
     """Whether the predicted answer is right. May take without end: call it where it can be killed."""
     predicted, gold = characters.plain(predicted), characters.plain(gold)
     if normalise(_unwrapped(predicted)) == normalise(_unwrapped(gold)):
-        return True
+        return bool(normalise(_unwrapped(gold)))
     if words(gold) == NO_ANSWER:
         return bool(_NO_ANSWER_WORDS.fullmatch(_unwrapped(predicted)))
-    if words(gold) is not None or words(predicted) is not None:
-        return _letters(predicted) == _letters(gold)
-    wanted, given = _parsed(gold), _parsed(predicted)
-    if wanted is None or given is None:
+    times = [_TIME.fullmatch(_unwrapped(answer)) for answer in (predicted, gold)]
+    if times[0] and times[1]:
+        return _clock(times[0]) == _clock(times[1])
+    (given, given_unit), (wanted, wanted_unit) = notation.cleaned(predicted), notation.cleaned(gold)
+    if given_unit and wanted_unit and given_unit != wanted_unit and "unit" not in (given_unit, wanted_unit):
         return False
+    if normalise(given) == normalise(wanted):
+        return bool(normalise(wanted))
+    if not normalise(given) or not normalise(wanted):
+        return False
+    if words(wanted) is not None or words(given) is not None:
+        return _letters(given) == _letters(wanted)
+    given, wanted = _values_of_one_letter(given), _values_of_one_letter(wanted)
+    if verdict := _by_form(given, wanted):
+        return verdict == "equal"
+    return _as_mathematics(given, wanted)
+
+
+def _by_form(given: str, wanted: str) -> str | None:
+    """The verdict where the form of two answers decides: bases, lists that go on, sets beside tuples, named values."""
+    bases = [_BASE.fullmatch(answer.replace(" ", "")) for answer in (given, wanted)]
+    if bases[1]:
+        # Without its base a numeral is another number.
+        same = bases[0] is not None and (bases[0]["digits"], bases[0]["base"]) == (bases[1]["digits"], bases[1]["base"])
+        return "equal" if same else "different"
+    if _GOES_ON.search(given) or _GOES_ON.search(wanted):
+        # Dots are not read, and what stands between them is no set.
+        same = normalise(_GOES_ON.sub("…", given)) == normalise(_GOES_ON.sub("…", wanted))
+        return "equal" if same else "different"
+    kinds = {_bracket(given), _bracket(wanted)}
+    if kinds == {"set", "tuple"}:
+        return "different"
+    named = [_named(answer) for answer in (given, wanted)]
+    for one, other, values in ((named[0], named[1], wanted), (named[1], named[0], given)):
+        if one is None or len(one) < 2:
+            continue
+        if other is not None:
+            if set(one) != set(other):
+                return "different"
+            return "equal" if all(_as_mathematics(one[name], other[name]) for name in one) else "different"
+        elements = _elements(values)
+        if len(elements) == len(one):
+            pairs = zip(one.values(), elements, strict=True)
+            return "equal" if all(_as_mathematics(*pair) for pair in pairs) else "different"
+    return None
+
+
+def _as_mathematics(given: str, wanted: str) -> bool:
+    """What math-verify finds, unless the numbers are far apart beside their size."""
+    if notation.is_interval(given) != notation.is_interval(wanted):
+        given, wanted = notation.inequality(given) or given, notation.inequality(wanted) or wanted
+    one, other = _parsed(wanted), _parsed(given)
+    if one is None or other is None:
+        return normalise(given) == normalise(wanted)
+    import sympy
     from math_verify import verify
 
+    if any(value.has(sympy.I) or _negative_root(value) for value in (one, other) if isinstance(value, sympy.Basic)):
+        one, other = (_with_imaginary_unit(value) for value in (one, other))
     # It warns once that its timers are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return bool(verify(wanted, given, timeout_seconds=None))
+    return bool(verify(one, other, timeout_seconds=None)) and numeric.near(one, other)
+
+
+def _negative_root(value: Any) -> bool:
+    import sympy
+
+    return any(part.base.is_negative and part.exp == sympy.S.Half for part in value.atoms(sympy.Pow))
+
+
+def _with_imaginary_unit(value: Any) -> Any:
+    """With i as the imaginary unit, which it is where a root of a negative number stands on the other side."""
+    import sympy
+
+    if not isinstance(value, sympy.Basic):
+        return value
+    return value.xreplace({symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"}).doit()
+
+
+def _clock(found: re.Match[str]) -> tuple[int, int, str]:
+    return int(found["hour"]), int(found["minute"] or 0), found["half"].lower()
+
+
+def _bracket(answer: str) -> str | None:
+    text = re.sub(r"\\left|\\right|\s", "", answer)
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return "set"
+    return "tuple" if text.startswith("(") and text.endswith(")") and "," in text else None
+
+
+def _elements(answer: str) -> list[str]:
+    """What a list without nested brackets has between its commas."""
+    text = re.sub(r"\\left|\\right", "", answer).strip()
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
+        text = text[1:-1]
+    return [part.strip() for part in _LIST_COMMA.split(text)]
+
+
+def _values_of_one_letter(answer: str) -> str:
+    """3, 5 for "x=3, x=5"; other answers as they are."""
+    parts = [_ASSIGNED.fullmatch(part.strip()) for part in re.split(_LIST_COMMA.pattern + r"|\bor\b", answer)]
+    if len(parts) > 1 and all(parts) and len({part["name"] for part in parts if part}) == 1:
+        return ", ".join(part["value"].strip() for part in parts if part)
+    return answer
+
+
+def _named(answer: str) -> dict[str, str] | None:
+    """The values by their letters, of "a=2, b=1"; None for other answers, and for one letter with several values."""
+    parts = [_ASSIGNED.fullmatch(part.strip()) for part in _LIST_COMMA.split(answer)]
+    if not all(parts):
+        return None
+    # In the letters' order, as the bare list of an answer has them.
+    named = {part["name"]: part["value"] for part in parts if part}
+    return dict(sorted(named.items())) if len(named) == len(parts) else None
 
 
 def words(answer: str) -> str | None:

@@ -174,6 +174,28 @@ def test_aggregation_in_numbers():
         assert (raw[name][0][0], raw[name][1][0]) == pytest.approx((rank, weight), rel=1e-14)
 
 
+def test_a_product_with_a_score_of_zero_is_zero():
+    pool = [candidate(p) for p in ([0.0, 0.5], [0.9, 0.0, 0.0], [1e-300] * 3, [5e-324], None, [0.0], [1.0, 1.0])]
+    ranks, weights = aggregate(pool, ["product"], "c.jsonl:1")["product"]
+    # Below the smallest product, a tie with other zeros, and above a candidate without scores.
+    assert ranks[0] == ranks[1] == ranks[5] and np.isfinite(ranks[0])
+    assert ranks[4] == -np.inf < ranks[0] < ranks[2] < ranks[3] < ranks[6] == 0
+    assert ranks[2] == pytest.approx(3 * math.log(1e-300), rel=1e-14)
+    np.testing.assert_array_equal(weights, [0, 0, 0, 5e-324, 0, 0, 1])
+    # Where logits are known a sigmoid that rounds to 0 is none.
+    ranks, _ = aggregate([candidate([0.0], logits=[-800.0]), candidate([0.0], logits=[-900.0])], ["product"], "c")[
+        "product"
+    ]
+    assert ranks.tolist() == [-800.0, -900.0]
+
+
+def test_an_unknown_aggregation_is_an_error():
+    with pytest.raises(UserError, match="aggregation 'median' is none of min, last, product, mean"):
+        aggregate([candidate([0.5])], ["min", "median"], "c.jsonl:1")
+    with pytest.raises(UserError, match="aggregation 'median'"):
+        aggregate([candidate(None)], ["median"], "c.jsonl:1")
+
+
 def test_huge_logits_stay_finite():
     out = aggregate([candidate([0.0, 1.0], logits=[-1e4, 1e4])], AGGREGATIONS, "c.jsonl:1")
     assert out["product"][0][0] == -1e4 and out["min"][0][0] == -1e4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 
 import numpy as np
 import pytest
@@ -117,3 +118,38 @@ def test_the_strict_rules_agree_with_the_reference_on_real_candidates(shared):
     assert {pair: count for pair, count in pairs.items() if equal(*pair[:2]) != pair[2]} == {
         ("\\frac{1}{\\sqrt[3]{3}}", "\\frac{\\sqrt{3}}{3}", True): 1
     }
+
+
+def test_reported_cases(shared):
+    cases = shared / "cases"
+    if not cases.is_dir():
+        pytest.skip("no cases there")
+    asked, expected = [], []
+
+    def add(candidate, answer, right):
+        asked.append(Question(len(asked), "?", answer, [candidate], "c:1", None))
+        expected.append(right)
+
+    for line in (cases / "extraction.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        add(Candidate(text=row["text"]), row["answer"], row["expected"])
+    for line in (cases / "grading.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        add(Candidate(text="", predicted=row["predicted"]), row["answer"], row["expected"])
+    for path in sorted((cases / "more").glob("K0[1-6]_*.jsonl")):
+        for question in read_candidates(path):
+            for candidate in question.candidates:
+                if candidate.correct is not None:
+                    add(candidate, question.answer, candidate.correct)
+    with Grader("math_verify", 2) as grader:
+        judged = [bool(judgement.correct[0]) for _, judgement in grader.judge(asked)]
+    assert [(a.candidates[0], a.answer) for a, e, j in zip(asked, expected, judged, strict=True) if e != j] == []
+
+
+def test_empty_boxes_are_no_answers_and_take_no_part_in_a_vote():
+    texts = [Candidate(text=text) for text in ("\\boxed{5}", "\\boxed{}", "\\boxed{ }", "\\boxed{$$}", "\\boxed{**}")]
+    for name in ("math_verify", "prm800k", "exact"):
+        judgement, report = judge(name, question("5", *texts))
+        np.testing.assert_array_equal(judgement.group, [0, -1, -1, -1, -1])
+        np.testing.assert_array_equal(judgement.correct, [True, False, False, False, False])
+        assert report["without_answer"] == 4

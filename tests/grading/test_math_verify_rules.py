@@ -39,7 +39,8 @@ RIGHT = [
     ("\\{1,2\\}", "\\{2,1\\}"),
     ("(-\\infty,2)\\cup(3,\\infty)", "(3,\\infty)\\cup(-\\infty,2)"),
     ("3,-3", "\\pm 3"),
-    ("(0,1)", "0<x<1"),  # though not the other way round
+    ("(0,1)", "0<x<1"),
+    ("0<x<1", "(0,1)"),
     ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&4\\end{bmatrix}"),  # matrices
     ("\\begin{pmatrix} 1/2 \\\\ 3 \\end{pmatrix}", "\\begin{pmatrix} \\frac12 \\\\ 3 \\end{pmatrix}"),
     ("\\text{east}", "east"),  # text answers
@@ -64,7 +65,6 @@ WRONG = [
     ("1/3", "0.33"),
     ("5000", "50\\%"),
     ("(0,1]", "[0,1]"),
-    ("0<x<1", "(0,1)"),
     ("(1,2)", "(2,1)"),
     ("(1,2,3)", "(1,2)"),
     ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\4&3\\end{pmatrix}"),
