@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -18,6 +24,7 @@ from cfprm_jax.evaluation import best_of_n, breakdown
 from cfprm_jax.evaluation.pool import make_pool
 from cfprm_jax.grading.grader import GRADERS, Grader
 from cfprm_jax.report import page, plot, results
+from cfprm_jax.runtime import output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 
 # More processes than this wait for the one that reads.
@@ -209,9 +216,9 @@ def main(config: BonConfig) -> int:
         f"{f'{config.draws} draws' if config.draws else 'the first n'}, grader {config.grader}",
         flush=True,
     )
-    progress = _Progress()
-    second = progress.watch(read(config.input2)) if config.input2 else None
-    result = evaluate(progress.watch(read(config.input)), config, second)
+    progress = ProgressLine("grading")
+    second = _watched(read(config.input2), progress) if config.input2 else None
+    result = evaluate(_watched(read(config.input), progress), config, second)
     progress.clear()
     flags.write_config(config, directory)
     write(result, directory)
@@ -224,27 +231,22 @@ def main(config: BonConfig) -> int:
     return 0
 
 
-class _Progress(ProgressLine):
-    """How many questions are graded, and how fast."""
+def _watched(questions: Iterable[Question], progress: ProgressLine) -> Iterator[Question]:
+    """The same questions; shows how many are graded."""
+    for number, question in enumerate(questions):
+        progress.show(functools.partial(_graded, number, progress))
+        yield question
 
-    def __init__(self) -> None:
-        super().__init__(sys.stdout)
-        self._done = 0
 
-    def watch(self, questions: Iterable[Question]) -> Iterator[Question]:
-        """The same questions."""
-        for question in questions:
-            self.show(lambda: f"grading     {self._done:,} questions, {self._done / self.elapsed:,.1f} questions/s")
-            yield question
-            self._done += 1
+def _graded(number: int, progress: ProgressLine) -> str:
+    return f"{number:,} questions, {number / progress.elapsed:,.1f} questions/s"
 
 
 def _refuse_other_content(directory: pathlib.Path) -> None:
     """UserError if the directory holds files but no results of this command, whose config.json could be another's."""
+    output_paths.require_directory(f"--output_dir={directory}", directory)
     if not directory.exists():
         return
-    if not directory.is_dir():
-        raise UserError(f"--output_dir={directory} is a file")
     names = {path.name for path in directory.iterdir()}
     if not names:
         return

@@ -408,6 +408,9 @@ class DeviceConfig(Options):
         "auto", "Accelerator to run on; one that is not there is an error.", choices=("auto", "cpu", "gpu", "tpu")
     )
     mesh: str = option("data=-1,fsdp=1,tensor=1", "Devices along each mesh axis; -1 takes the rest.")
+    compile_cache_dir: str = option(
+        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -480,9 +483,6 @@ class RunConfig(Options):
         "Exit status after a SIGTERM, when all is saved; one of its own tells a scheduler to start the run again.",
         lower=0,
         upper=255,
-    )
-    compile_cache_dir: str = option(
-        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
     )
     data_cache_dir: str = option(
         "auto", "Where tokenised corpora are kept for the next start: auto is the user's cache."

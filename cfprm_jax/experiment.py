@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 import dataclasses
 import functools
 import pathlib
@@ -32,10 +37,9 @@ from cfprm_jax.experiments.cell import SUBSETS
 from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
-from cfprm_jax.run.metrics import duration
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import caches, devices
-from cfprm_jax.sharding import rules
+from cfprm_jax.runtime import output_paths, session
+from cfprm_jax.runtime.progress import duration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +99,6 @@ class ExperimentConfig(Options):
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
     laboratory: LaboratoryConfig = dataclasses.field(default_factory=LaboratoryConfig)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
-    compile_cache_dir: str = option(
-        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
-    )
     data_cache_dir: str = option("auto", "Where tokenised corpora are kept: auto is the user's cache.")
 
 
@@ -106,16 +107,14 @@ def main(config: ExperimentConfig) -> int:
     started = time.monotonic()
     grid, materials = plan(config)
     say = functools.partial(print, flush=True)
-    chosen = devices.select(config.device.platform)
-    caches.use_compile_cache(config.compile_cache_dir)
-    mesh = rules.make_mesh(config.device, chosen)
-    say(f"devices     {devices.describe(chosen)}")
-    say(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
-    flags.write_config(config, config.output_dir)
-    runner = Runner(materials, mesh, say)
-    done = runner.run(grid)
     directory = pathlib.Path(config.output_dir)
-    tests = {level: runner.tests(level) for level in dict.fromkeys(cell.level for cell in grid)}
+    output_paths.require_directory(f"--output_dir={directory}", directory)
+    with session.opened(config.device, say) as opened:
+        say(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
+        flags.write_config(config, directory)
+        runner = Runner(materials, opened.mesh, say)
+        done = runner.run(grid)
+        tests = {level: runner.tests(level) for level in dict.fromkeys(cell.level for cell in grid)}
     text = report.write(directory, done, tests, config.subsets, flags.as_dict(config))
     say(f"\n{text}")
     say(f"done        {len(grid)} cells in {duration(time.monotonic() - started)}")
@@ -166,9 +165,7 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
         read=config.read,
         eval=EvalConfig(eval_fraction=0.0),
         device=config.device,
-        run=RunConfig(
-            compile_cache_dir=config.compile_cache_dir, data_cache_dir=config.data_cache_dir, checkpoint_every=10**6
-        ),
+        run=RunConfig(data_cache_dir=config.data_cache_dir, checkpoint_every=10**6),
     )
     return grid, Materials(
         pathlib.Path(config.output_dir), base, tests, tuple(sizes), config.laboratory if in_laboratory else None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 import dataclasses
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cfprm_jax import flags
@@ -44,16 +50,17 @@ class ExportConfig(Options):
     )
 
 
-class _Progress(ProgressLine):
-    """Bytes written, with rate and time left."""
+def _shown(progress: ProgressLine) -> Callable[[int, int], None]:
+    """Shows how many bytes of how many are written."""
 
-    def __call__(self, done: int, total: int) -> None:
-        rate = done / self.elapsed
-        line = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e9:.2f} GB/s, {(total - done) / rate:.0f} s left"
+    def show(done: int, total: int) -> None:
+        text = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {done / progress.elapsed / 1e9:.2f} GB/s"
         if done == total:
-            self.end(line)
+            progress.end(text)
         else:
-            self.show(lambda: line)
+            progress.show(lambda: text, done / total)
+
+    return show
 
 
 def main(config: ExportConfig) -> None:
@@ -94,7 +101,7 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
         loaded.encoding,
         config.format,
         config.dtype,
-        progress=_Progress(sys.stderr),
+        progress=_shown(ProgressLine("writing")),
         texts=texts,
     )
 
@@ -113,7 +120,7 @@ def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
         loaded.tokenizer,
         loaded.encoding,
         config.dtype,
-        progress=_Progress(sys.stderr),
+        progress=_shown(ProgressLine("writing")),
         texts=_texts(config, loaded),
     )
 

@@ -23,6 +23,7 @@ from absl import flags
 from cfprm_jax.config import Options
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime.regular_files import check_input
+from cfprm_jax.runtime import process
 
 Config = TypeVar("Config")
 _LISTS = flags.CsvListSerializer(",")
@@ -102,15 +103,14 @@ def expand_flagfiles(
         else:
             out.append(argument)
             continue
-        for name in names.split(","):
-            path = (directory / pathlib.Path(name).expanduser()).resolve()
+        for path in _flag_files(names, directory):
             if path in including:
                 raise UserError(f"--flagfile: {path} includes itself")
-            check_input(path, f"--flagfile={name}")
+            check_input(path, f"--flagfile={path}")
             try:
                 lines = path.read_text().splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                raise UserError(f"--flagfile: cannot read {name!r}: {error}") from error
+                raise UserError(f"--flagfile: cannot read {str(path)!r}: {error}") from error
             inner = [line.strip() for line in lines]
             for number, line in enumerate(inner, 1):
                 if line and not line.startswith(("#", "-")):
@@ -118,6 +118,16 @@ def expand_flagfiles(
             kept = [_unquoted(line) for line in inner if line.startswith("-")]
             out += expand_flagfiles(kept, path.parent, (*including, path))
     return out
+
+
+def _flag_files(names: str, directory: pathlib.Path) -> list[pathlib.Path]:
+    """The files that a --flagfile names, separated by commas; one, if a file has the whole as its name."""
+    if (directory / names).is_file():
+        return [(directory / names).resolve()]
+    try:
+        return [(directory / pathlib.Path(name).expanduser()).resolve() for name in names.split(",")]
+    except RuntimeError as error:  # ~ without a home, or of an unknown user
+        raise UserError(f"--flagfile={names}: {error}") from error
 
 
 def parse(config_type: type[Config], argv: Sequence[str]) -> Config:
@@ -191,7 +201,7 @@ def _quoted(flag: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    units = character.encode("utf-16-be").hex()
+    units = character.encode("utf-16-be", "surrogatepass").hex()  # bytes of a file name that are no UTF-8
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
@@ -232,7 +242,9 @@ def run(config_type: type[Config], command: Callable[[Config], int | None], argv
     """
     argv = list(sys.argv if argv is None else argv)
     try:
-        return command(parse(config_type, argv)) or 0
+        config = parse(config_type, argv)
+        with process.command():
+            return command(config) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

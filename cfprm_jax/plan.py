@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+from cfprm_jax.runtime import process
+
 if __name__ == "__main__":
+    process.start()
     os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: an accelerator that is here has nothing to do
 
 import dataclasses
@@ -23,6 +26,7 @@ from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime.regular_files import check_output
+from cfprm_jax.runtime import output_paths
 from cfprm_jax.training import flops
 
 # One after another, 32 solutions of PRM800K phase 1 fill 6 to 11 rows of 2,048; in trees of shared prefixes, fewer.
@@ -74,9 +78,10 @@ class PlanConfig(Options):
 
 def main(config: PlanConfig) -> int:
     """The command."""
-    accelerator = ACCELERATORS[config.plan.accelerator]
     if config.plan.output:
+        output_paths.require_directory(f"--output={config.plan.output}", pathlib.Path(config.plan.output).parent)
         check_output(config.plan.output, "--output")
+    accelerator = ACCELERATORS[config.plan.accelerator]
     job = make_job(config)
     limit = usable(accelerator, config.plan.hbm_reserve)
     print(f"model       {describe_backbone(job.backbone)}, {job.head} head", flush=True)

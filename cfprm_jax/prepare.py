@@ -14,6 +14,11 @@ Training merges by itself: for a coarse-to-fine run give it the corpus, or what 
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 import collections
 import contextlib
 import dataclasses
@@ -37,6 +42,7 @@ from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.runtime.regular_files import check_output
 
@@ -108,10 +114,10 @@ class _Pass:
     def run(self, config: PrepareConfig, stream: BinaryIO) -> None:
         """Write the whole input at this granularity."""
         windows, separator = config.windows, config.encoding.separator
-        progress = _Progress(f"granularity {self.granularity}")
+        progress = ProgressLine(f"C={self.granularity}")
         for trajectory in formats.read(config.files.input, **dataclasses.asdict(config.read), report=self.reading):
             self.read.add(trajectory)
-            progress.reading(self.reading)
+            progress.show(lambda: _read_so_far(self.reading, progress), self.reading.fraction)
             if self.exclusion.takes(trajectory):
                 continue
             merged = samples(trajectory, self.granularity, windows.window_tail, windows.window_stride, separator)
@@ -122,7 +128,7 @@ class _Pass:
                 if self.tokens is not None:
                     self.tokens.add(sample)
                 stream.write(_row(sample))
-        progress.done(self.reading)
+        progress.end(_read_so_far(self.reading, progress))
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON report."""
@@ -153,7 +159,9 @@ def main(config: PrepareConfig) -> int:
     base = output.with_name(output.name.removesuffix(".gz").removesuffix(".jsonl"))
     report, report_path = _report(config, passes), pathlib.Path(files.report or f"{base}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
-    report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    # Bytes of a file name that are no UTF-8 become JSON's own escapes.
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    report_path.write_text(text, encoding="utf-8", errors="backslashreplace")
     pathlib.Path(f"{base}.flags").write_text(flags.flag_file(config), encoding="utf-8")
     print(_summary(report))
     if config.read.max_bad_rows:
@@ -193,6 +201,7 @@ def _check(config: PrepareConfig) -> None:
     check_output(output, "--output")
     if config.files.report:
         check_output(config.files.report, "--report")
+    output_paths.require_directory(f"--output={output}", output.parent)
     if output.suffix == ".parquet":
         raise UserError(f"--output={output}: the output is a file of JSON lines, NAME.jsonl or NAME.jsonl.gz")
     taken = {file.path.resolve() for file in formats.expand(config.files.input)}
@@ -255,28 +264,9 @@ def _written(path: pathlib.Path) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-class _Progress(ProgressLine):
-    """How much of the input one pass has read, on stderr."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(sys.stderr)
-        self._name = name
-
-    def reading(self, reading: ReadReport) -> None:
-        """Show how far the reading is, if it is time to."""
-        self.show(lambda: f"{self._line(reading)}, {self._left(reading)}")
-
-    def done(self, reading: ReadReport) -> None:
-        """Show that all has been read."""
-        self.end(self._line(reading))
-
-    def _line(self, reading: ReadReport) -> str:
-        rate = reading.trajectories / self.elapsed
-        return f"{self._name}: {reading.fraction:4.0%}, {reading.trajectories:,} trajectories, {rate:,.0f}/s"
-
-    def _left(self, reading: ReadReport) -> str:
-        left = self.elapsed * (1 - reading.fraction) / reading.fraction if reading.fraction else float("nan")
-        return f"{left:.0f} s left"
+def _read_so_far(reading: ReadReport, progress: ProgressLine) -> str:
+    rate = reading.trajectories / progress.elapsed
+    return f"{reading.fraction:4.0%}, {reading.trajectories:,} trajectories, {rate:,.0f} trajectories/s"
 
 
 def _announce(config: PrepareConfig, test_questions: int) -> None:

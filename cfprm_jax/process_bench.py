@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 import dataclasses
 import functools
 import json
@@ -9,7 +14,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +24,11 @@ from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import Accuracies, Labelled, accuracies, predict, tune
 from cfprm_jax.report.tables import markdown
+from cfprm_jax.runtime import output_paths
 from cfprm_jax.runtime.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 # Solutions that are scored together: enough to fill batches, few enough to see how it goes.
 _CHUNK = 128
@@ -71,6 +80,7 @@ def main(config: ProcessBenchConfig) -> int:
     if config.model and config.checkpoint:
         raise UserError("name one of --model (a Hugging Face directory) and --checkpoint (a run of train)")
     directory = pathlib.Path(config.output_dir)
+    output_paths.require_directory(f"--output_dir={directory}", directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"--output_dir={directory} exists and is not an empty directory: name another one")
     found = list(read(config.input))
@@ -147,18 +157,19 @@ def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
 def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> None:
     """Give every row "step_scores" and "step_logits"; null for one that is too long."""
     # JAX is for this only: scored rows are evaluated without it.
+    from cfprm_jax.runtime import session
+
+    with session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh):
+        _score(found, config, mesh)
+
+
+def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) -> None:
     from cfprm_jax.inference.load import limited, open_prm
     from cfprm_jax.inference.rows import sigmoid
     from cfprm_jax.inference.scorer import Scorer
-    from cfprm_jax.runtime import devices
-    from cfprm_jax.sharding import rules
 
-    chosen = devices.select(config.device.platform)
-    devices.keep_freed_memory(chosen)
-    mesh = rules.make_mesh(config.device, chosen)
-    print(f"devices     {devices.describe(chosen)}", flush=True)
     loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
-    scorer, progress = Scorer(limited(loaded, config.max_length), mesh=mesh), ProgressLine(sys.stdout)
+    scorer, progress = Scorer(limited(loaded, config.max_length), mesh=mesh), ProgressLine("scoring")
     # Solutions of one problem share its tokens, and those of similar length a batch.
     order = sorted(range(len(found)), key=lambda place: (found[place]["problem"], place))
     for start in range(0, len(order), _CHUNK):
@@ -169,12 +180,15 @@ def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> None:
                 raise UserError(f"{found[place]['source']}: the model gives a score that is not finite")
             found[place]["step_scores"] = None if z is None else sigmoid(z).tolist()
             found[place]["step_logits"] = None if z is None else [float(str(value)) for value in z]
-        progress.show(functools.partial(_line, start + len(chunk), len(order), progress))
+        progress.show(
+            functools.partial(_so_far, start + len(chunk), len(order), progress),
+            min(start + _CHUNK, len(order)) / len(order),
+        )
     progress.clear()
 
 
-def _line(done: int, total: int, progress: ProgressLine) -> str:
-    return f"scoring     {done:,} of {total:,}, {done / progress.elapsed:,.1f} solutions/s"
+def _so_far(done: int, total: int, progress: ProgressLine) -> str:
+    return f"{done:,} of {total:,} solutions, {done / progress.elapsed:,.1f} solutions/s"
 
 
 def evaluate(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> dict[str, Any]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 import dataclasses
+import functools
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -27,10 +33,8 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.inference.policy import Policy, open_policy
 from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
 from cfprm_jax.inference.sampler import Generated, Prompt, Sampler, Sampling
-from cfprm_jax.run.metrics import duration
-from cfprm_jax.runtime import caches, devices
-from cfprm_jax.runtime.progress import ProgressLine
-from cfprm_jax.sharding import rules
+from cfprm_jax.runtime import devices, output_paths, session
+from cfprm_jax.runtime.progress import ProgressLine, duration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +77,6 @@ class SampleConfig(Options):
         "Type of weights, activations and matrix products; auto is what the directory's weights are.",
         choices=("auto", "bfloat16", "float32"),
     )
-    compile_cache_dir: str = option(
-        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
-    )
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
@@ -84,16 +85,16 @@ def main(config: SampleConfig) -> int:
     for name in ("model", "questions", "output"):
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
+    output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     questions = read_question_files(config.questions)
-    chosen = devices.select(config.device.platform)
-    devices.keep_freed_memory(chosen)
-    caches.use_compile_cache(config.compile_cache_dir)
-    mesh = rules.make_mesh(config.device, chosen)
     fingerprint = {
         "model": fingerprint_of([pathlib.Path(config.model)], whole=False),
         "questions": fingerprint_of([file.path for file in expand(config.questions)], whole=True),
     }
-    with open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output:
+    with (
+        session.opened(config.device) as (chosen, mesh),
+        open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output,
+    ):
         if output.complete:
             print(f"candidates  {config.output} is complete already")
             return 0
@@ -112,10 +113,11 @@ def main(config: SampleConfig) -> int:
             + f"\nrows        {sampler.rows} at once",
             flush=True,
         )
-        progress = _Progress(sampler, wanted - output.done * config.num_candidates)
+        progress = ProgressLine("sampling")
+        show = functools.partial(_show, progress, sampler, wanted - output.done * config.num_candidates)
         cut = empty = 0
         todo = questions[output.done :]
-        sampled = sampler.sample(prompts[output.done :], config.num_candidates, progress.sampling)
+        sampled = sampler.sample(prompts[output.done :], config.num_candidates, show)
         for question, candidates in zip(todo, sampled, strict=True):
             row = _row(question, candidates, policy)
             output.write(row)
@@ -172,26 +174,14 @@ def _row(question: QuestionRow, candidates: Sequence[Generated], policy: Policy)
     }
 
 
-class _Progress(ProgressLine):
-    """How many tokens a second, and how long still."""
-
-    def __init__(self, sampler: Sampler, wanted: int) -> None:
-        super().__init__(sys.stdout)
-        self._sampler, self._wanted = sampler, wanted
-
-    def sampling(self) -> None:
-        """Report, unless that was done a moment ago."""
-        self.show(self._line)
-
-    def _line(self) -> str:
-        counts = self._sampler.counts
-        # Candidates under way are half done on average.
-        done = counts.candidates + counts.live / 2
-        left = duration(self.elapsed * (self._wanted - done) / done) if counts.candidates else "?"
-        return (
-            f"sampling    {counts.candidates:,} of {self._wanted:,} candidates, "
-            f"{counts.tokens / self.elapsed:,.1f} tokens/s, left {left}"
-        )
+def _show(progress: ProgressLine, sampler: Sampler, wanted: int) -> None:
+    counts = sampler.counts
+    # Candidates under way are half done on average.
+    fraction = (counts.candidates + counts.live / 2) / wanted if counts.candidates else 0.0
+    progress.show(
+        lambda: f"{counts.candidates:,} of {wanted:,} candidates, {counts.tokens / progress.elapsed:,.1f} tokens/s",
+        fraction,
+    )
 
 
 if __name__ == "__main__":

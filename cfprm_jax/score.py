@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 import collections
 import dataclasses
 import pathlib
@@ -19,10 +24,8 @@ from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.run.directory import CHECKPOINTS, MODEL
-from cfprm_jax.run.metrics import duration
-from cfprm_jax.runtime import caches, devices
-from cfprm_jax.runtime.progress import ProgressLine
-from cfprm_jax.sharding import rules
+from cfprm_jax.runtime import devices, output_paths, session
+from cfprm_jax.runtime.progress import ProgressLine, duration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +78,6 @@ class ScoreConfig(Options):
         upper=MOST_TOKENS,
         also=0,
     )
-    compile_cache_dir: str = option(
-        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
-    )
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
@@ -88,15 +88,15 @@ def main(config: ScoreConfig) -> int:
     if not config.input or not config.output:
         raise UserError(f"--{'output' if config.input else 'input'} is empty")
     files = expand(config.input)
-    chosen = devices.select(config.device.platform)
-    devices.keep_freed_memory(chosen)
-    caches.use_compile_cache(config.compile_cache_dir)
-    mesh = rules.make_mesh(config.device, chosen)
+    output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     fingerprint = {
         "model": _model_fingerprint(config),
         "input": fingerprint_of([file.path for file in files], whole=True),
     }
-    with open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output:
+    with (
+        session.opened(config.device) as (chosen, mesh),
+        open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output,
+    ):
         if output.complete:
             print(f"scores      {config.output} is complete already")
             return 0
@@ -113,11 +113,11 @@ def main(config: ScoreConfig) -> int:
             flush=True,
         )
         counts, started = Counts(), time.monotonic()
-        progress = _Progress(counts)
+        progress = _Scoring(counts)
         for row, _ in score_rows(_read(files, progress, output.done), scorer, counts, output.done):
             output.write(row)
-            progress.scoring()
-        progress.clear()
+            progress.show()
+        progress.line.clear()
     seconds = time.monotonic() - started
     print(
         f"done        {counts.rows:,} rows, {counts.solutions:,} solutions, {counts.steps:,} steps in "
@@ -139,7 +139,7 @@ def _model_fingerprint(config: ScoreConfig) -> str:
     return fingerprint_of([run / MODEL, run / CHECKPOINTS / str(step)], whole=False)
 
 
-def _read(files: Sequence[InputFile], progress: _Progress, done: int) -> Iterator[SourcedRow]:
+def _read(files: Sequence[InputFile], progress: _Scoring, done: int) -> Iterator[SourcedRow]:
     """Every row of the files. UserError for what is no JSON object."""
     total, before, number = max(sum(file.size for file in files), 1), 0, 0
     for file in files:
@@ -154,26 +154,25 @@ def _read(files: Sequence[InputFile], progress: _Progress, done: int) -> Iterato
         before += file.size
 
 
-class _Progress(ProgressLine):
-    """How far, how fast, and how long still."""
+class _Scoring:
+    """How much of the input is scored.
+
+    Attributes:
+      fractions: of every row that was read and is not scored, how much of the input lies before the next.
+    """
 
     def __init__(self, counts: Counts) -> None:
-        super().__init__(sys.stdout)
-        # How much of the input lies before the next row, of every row that was read and is not scored.
-        self.fractions: collections.deque[float] = collections.deque()
-        self._counts, self._fraction = counts, 0.0
+        self.line, self.fractions = ProgressLine("scoring"), collections.deque[float]()
+        self._counts = counts
 
-    def scoring(self) -> None:
-        """Report, unless that was done a moment ago."""
-        self._fraction = self.fractions.popleft()
-        self.show(self._line)
+    def show(self) -> None:
+        """One more row is scored."""
+        fraction = self.fractions.popleft()
+        self.line.show(lambda: self._text(fraction), fraction)
 
-    def _line(self) -> str:
-        left = duration(self.elapsed * (1 / self._fraction - 1)) if self._fraction else "?"
-        return (
-            f"scoring     {self._counts.rows:,} rows ({self._fraction:.0%}), "
-            f"{self._counts.solutions / self.elapsed:,.1f} solutions/s, left {left}"
-        )
+    def _text(self, fraction: float) -> str:
+        rate = self._counts.solutions / self.line.elapsed
+        return f"{self._counts.rows:,} rows ({fraction:.0%}), {rate:,.1f} solutions/s"
 
 
 if __name__ == "__main__":

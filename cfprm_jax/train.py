@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
 from cfprm_jax.runtime.signals import StopSignal
 
 if __name__ == "__main__":
-    # Before the other imports, which take seconds: a signal that comes meanwhile is answered when the flags are known.
+    # Before the other imports, which take seconds. A SIGTERM that comes meanwhile is answered when the flags are known.
     ASKED = StopSignal()
+    ASKED.end_with(process.end_by_interrupt)
     ASKED.install()
 
 import contextlib
 import dataclasses
 import functools
 import io
-import os
 import pathlib
 import shlex
 import signal
@@ -40,11 +45,11 @@ from cfprm_jax.models.lora import Lora
 from cfprm_jax.run import directory as run_directory
 from cfprm_jax.run import evaluation, inputs, loop, summary, validate
 from cfprm_jax.run.inputs import Data, Network, Say, Sources
-from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog, duration
+from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import caches, determinism, devices, disk, distributed, out_of_memory
+from cfprm_jax.runtime import devices, disk, distributed, out_of_memory, session
 from cfprm_jax.runtime.distributed import Processes, StopVote
-from cfprm_jax.sharding import rules
+from cfprm_jax.runtime.progress import duration
 from cfprm_jax.training import adapters, flops, initial_state, program
 from cfprm_jax.training.program import Program
 
@@ -83,8 +88,21 @@ def run(config: TrainConfig, processes: Processes, asked: StopSignal) -> int:
     output_dir = pathlib.Path(
         processes.share(lambda: str(run_directory.check(config.run.output_dir, config.run.resume)))
     )
-    chosen, mesh = open_devices(config, say)
+    with session.opened(config.device, say, config.model.deterministic) as opened:
+        return run_on(opened, config, output_dir, processes, asked, say, started)
 
+
+def run_on(
+    opened: session.Session,
+    config: TrainConfig,
+    output_dir: pathlib.Path,
+    processes: Processes,
+    asked: StopSignal,
+    say: Say,
+    started: float,
+) -> int:
+    """The part of a run that needs devices."""
+    chosen, mesh = opened
     with processes.one_after_the_first():  # it writes, and the others find it there
         sources = inputs.materialise(config, output_dir)
         candidates = inputs.open_candidates(sources.candidates, config.eval.bon_n) if sources.candidates else []
@@ -169,20 +187,6 @@ def run(config: TrainConfig, processes: Processes, asked: StopSignal) -> int:
     say(f"metrics     {output_dir / run_directory.METRICS}")
     say(f"tensorboard --logdir={output_dir / run_directory.TENSORBOARD}")
     return 0
-
-
-def open_devices(config: TrainConfig, say: Say) -> tuple[list[jax.Device], Mesh]:
-    """The devices of all processes, and the mesh over them."""
-    chosen = devices.select(config.device.platform)
-    if config.model.deterministic and chosen[0].platform == "gpu":
-        determinism.fix_collectives(os.environ)
-    devices.keep_freed_memory(chosen)
-    caches.use_compile_cache(config.run.compile_cache_dir)
-    mesh = rules.make_mesh(config.device, chosen)
-    say(f"devices     {devices.describe(chosen)}, mesh {', '.join(f'{k}={v}' for k, v in mesh.shape.items())}")
-    if config.device.platform == "auto":
-        say_if(devices.unused_accelerator(chosen), say)
-    return chosen, mesh
 
 
 def build(

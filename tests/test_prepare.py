@@ -169,7 +169,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path, capsys
         (("--input={in}", "--output={dir}/o.jsonl", "--report={dir}/o.jsonl"), "is also an input or the output"),
         (("--input={in}", "--output={dir}/o.jsonl", "--report={in}"), "is also an input or the output"),
         (("--input={in}", "--output={dir}/o.jsonl", "--report={dir}"), "is a directory"),
-        (("--input={in}", "--output={in}/o.jsonl"), "in.jsonl: File exists"),
+        (("--input={in}", "--output={in}/o.jsonl"), "in.jsonl is a file"),
         (("--input={dir}/gone", "--output={dir}/o.jsonl"), "gone: no such file"),
         (("--input={in}", "--output={dir}/o.jsonl", "--schedule=shuffled"), "--schedule is for train"),
         (("--input={in}", "--output={dir}/o.jsonl", "--exclude_questions={dir}/gone"), "gone: no such file"),
@@ -199,7 +199,7 @@ def test_it_says_what_it_will_do_and_what_it_did(tmp_path: pathlib.Path, capsys:
     assert captured.out.startswith(f"prepare: prm800k.jsonl (0.0 MB) -> {tmp_path}/o.jsonl\n")
     assert "granularities 2, 1; window tail keep, stride window" in captured.out
     assert "read 6 rows: 13 trajectories, 21 steps; 0 malformed rows skipped" in captured.out
-    assert "granularity 2: 100%, 13 trajectories" in captured.err
+    assert "C=2         100%, 13 trajectories" in captured.out
 
 
 def test_token_statistics_with_a_real_tokenizer(shared: pathlib.Path, tmp_path: pathlib.Path) -> None:

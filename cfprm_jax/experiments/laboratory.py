@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cfprm_jax.config import LARGEST_SEED, EncodingConfig, Options, option
+from cfprm_jax.config import LARGEST_SEED, DeviceConfig, EncodingConfig, Options, option
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
 from cfprm_jax.synthetic import judge
@@ -240,7 +240,7 @@ class _Laboratory:
                     system_prompt=self._encoding.system_prompt,
                     batch_rows=256,
                     dtype="float32",
-                    compile_cache_dir=self._compile_cache_dir,
+                    device=DeviceConfig(compile_cache_dir=self._compile_cache_dir),
                 )
             )
         rows = [json.loads(line) for line in output.read_text().splitlines()]

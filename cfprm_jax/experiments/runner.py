@@ -32,9 +32,9 @@ from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.experiments import laboratory
 from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
 from cfprm_jax.experiments.grid import COMPUTE, MATCHED, TREATMENTS, Cell
-from cfprm_jax.run.metrics import duration
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import caches
+from cfprm_jax.runtime.progress import duration
 
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.
@@ -152,7 +152,7 @@ class Runner:
         made = self._materials.laboratory
         if made is not None:
             root = self._materials.directory / LABORATORY
-            cache = self._materials.base.run.compile_cache_dir
+            cache = self._materials.base.device.compile_cache_dir
             self._levels[level] = laboratory.make(
                 root, level, seeds, made, self._materials.base.encoding, cache, self._say
             )

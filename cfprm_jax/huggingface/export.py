@@ -28,6 +28,7 @@ from cfprm_jax.huggingface.from_devices import pieces, whole
 from cfprm_jax.huggingface.safetensors_files import DTYPES, PlannedTensor, write_shards
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params, ParamSpec, lookup, param_specs, walk
+from cfprm_jax.runtime import output_paths
 
 EXPORT_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 # "At most 5 GB a file", in the decimal gigabytes that hubs count in.
@@ -197,11 +198,9 @@ def check_export(directory: pathlib.Path, config: PRMConfig, format: str, dtype:
 
 def check_output_dir(directory: pathlib.Path) -> None:
     """Raise UserError unless the directory is empty or not there."""
-    if directory.is_dir():
-        if any(directory.iterdir()):
-            raise UserError(f"--output_dir={directory} is not empty; choose a new directory")
-    elif directory.exists():
-        raise UserError(f"--output_dir={directory} is a file")
+    output_paths.require_directory(f"--output_dir={directory}", directory)
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UserError(f"--output_dir={directory} is not empty; choose a new directory")
 
 
 def _generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, Mode
 from cfprm_jax.data.encoding import save_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import HEADS
+from cfprm_jax.runtime import output_paths
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
@@ -47,8 +48,7 @@ def check(output_dir: str, resume: str) -> pathlib.Path:
     if not output_dir:
         raise UserError("--output_dir is missing: the directory that checkpoints, metrics and the model are written to")
     path = pathlib.Path(output_dir)
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--output_dir={output_dir} is a file")
+    output_paths.require_directory(f"--output_dir={output_dir}", path)
     held = [name for name in (CONFIG, METRICS, CHECKPOINTS, MODEL) if (path / name).exists()]
     if held and resume == "never":
         raise UserError(
@@ -112,7 +112,8 @@ def compute_dtype(dtype: str, meta: dict[str, Any], backbone_config: dict[str, A
 
 def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:
     """corpus.json: what the training corpus holds, and what was skipped, truncated or malformed, row by row."""
-    (output_dir / CORPUS).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+    (output_dir / CORPUS).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_model(

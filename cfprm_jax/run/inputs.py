@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,10 +22,9 @@ from cfprm_jax.models import lora, parameters
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
 from cfprm_jax.run import summary, warm_start
-from cfprm_jax.run.metrics import duration
 from cfprm_jax.run.options import SYNTHETIC, TrainConfig
 from cfprm_jax.runtime import caches
-from cfprm_jax.runtime.progress import ProgressLine
+from cfprm_jax.runtime.progress import ProgressLine, duration
 from cfprm_jax.sharding import rules
 
 Say = Callable[[str], None]
@@ -116,11 +114,11 @@ def open_data(
     fraction = 0.0 if sources.held_out else config.eval.eval_fraction
 
     def corpus(paths: tuple[str, ...], granularity: GranularityConfig, questions: str) -> Any:
-        line = ProgressLine(sys.stdout)
+        line = ProgressLine("tokenising")
 
         def report_share(share: float) -> None:
             if jax.process_index() == 0:
-                line.show(lambda: f"tokenising  {share:.0%} of the corpus, {duration(line.elapsed)} so far")
+                line.show(lambda: f"{share:.0%} of the corpus, {duration(line.elapsed)} so far", share)
 
         opened = open_corpus(
             paths, config.read, granularity, config.encoding, tokenizer, cache, questions, fraction, report_share

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pathlib
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TextIO
@@ -20,6 +19,7 @@ from tensorboardX.proto import event_pb2
 from cfprm_jax.errors import UserError
 from cfprm_jax.run.directory import METRICS, TENSORBOARD
 from cfprm_jax.runtime import disk
+from cfprm_jax.runtime.progress import ProgressLine, duration
 
 MEASURED = (
     "steps_per_second",
@@ -32,8 +32,6 @@ MEASURED = (
 )
 """Metrics of a step that depend on clock and machine; the others are the same in every run of the same flags."""
 
-# A terminal is not written to more often than this.
-_SECONDS_BETWEEN_UPDATES = 0.1
 # Rates are averaged over so many of the latest steps: enough to be steady, few enough to follow a change of stage.
 _RATE_WINDOW = 20
 
@@ -155,12 +153,11 @@ class Progress:
           log_every: steps between lines where the stream is no terminal.
           peak_flops: of all devices together, a second; None if it is not known, and then so is MFU.
         """
-        self._stream, self._num_steps, self._log_every, self._clock = stream, num_steps, log_every, clock
-        self._terminal, self._peak = stream.isatty(), peak_flops
+        self._line = ProgressLine(stream=stream, clock=clock)
+        self._num_steps, self._log_every, self._clock, self._peak = num_steps, log_every, clock, peak_flops
         # (time, step, tokens computed, tokens expanded, FLOPs), the last three summed since the start
         first = (clock(), start_step, 0, 0, 0.0)
         self._window = collections.deque([first], maxlen=_RATE_WINDOW + 1)
-        self._drawn = -math.inf
 
     def advance(self, step: int, tokens_computed: int, tokens_expanded: int, flops: float = 0.0) -> dict[str, Any]:
         """A step is done: rates over the latest steps, for the log.
@@ -188,27 +185,17 @@ class Progress:
     def show(self, step: int, values: Mapping[str, Any]) -> None:
         """Draw the line (terminal), or print it every log_every steps and at the last one."""
         due = step % self._log_every == 0 or step == self._num_steps
-        if self._terminal:
-            if due or self._clock() - self._drawn >= _SECONDS_BETWEEN_UPDATES:
-                self._drawn = self._clock()
-                width = shutil.get_terminal_size().columns - 1
-                self._stream.write("\r\x1b[2K" + self._line(step, values)[:width])
-                self._stream.flush()
-        elif due:
-            self.say(self._line(step, values))
+        self._line.show(lambda: self._text(step, values), due=due)
 
     def say(self, text: str) -> None:
         """A line of its own, above the updating one."""
-        self._stream.write(("\r\x1b[2K" if self._terminal else "") + text + "\n")
-        self._stream.flush()
+        self._line.say(text)
 
     def finish(self) -> None:
         """Leave the updating line as it is and go to the next."""
-        if self._terminal and self._drawn > -math.inf:
-            self._stream.write("\n")
-            self._stream.flush()
+        self._line.leave()
 
-    def _line(self, step: int, values: Mapping[str, Any]) -> str:
+    def _text(self, step: int, values: Mapping[str, Any]) -> str:
         left = (self._num_steps - step) / max(values["steps_per_second"], 1e-9)
         mfu = f"MFU {values['mfu']:.1%}  " if values.get("mfu") is not None else ""
         return (
@@ -217,10 +204,3 @@ class Progress:
             f"{values['tokens_per_second']:,.0f} tokens/s (expanded {values['expanded_tokens_per_second']:,.0f})  "
             f"{mfu}left {duration(left)}"
         )
-
-
-def duration(seconds: float) -> str:
-    """3725 -> "1:02:05", 65 -> "1:05"."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

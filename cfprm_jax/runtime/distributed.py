@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.config import DistributedConfig
 from cfprm_jax.errors import UserError
-from cfprm_jax.runtime import devices
+from cfprm_jax.runtime import devices, process
 
 _STORE = "cfprm_jax"
 _FAILURE, _ENDED = f"{_STORE}/failure", f"{_STORE}/ended/"
@@ -264,7 +264,7 @@ class Processes:
         if line:
             newline = "\n" if sys.stdout.isatty() else ""  # an updating line may stand there
             # Not by print: a signal's handler may come while this thread is printing.
-            os.write(2, f"{newline}{line}\n".encode())
+            process.write_line(f"{newline}{line}")
         with contextlib.suppress(Exception):
             self._store.key_value_set(f"{_ENDED}{self.index}", "")
             deadline = time.monotonic() + _LINGER

@@ -1,4 +1,4 @@
-"""SIGTERM, which clusters send before they take a machine away, and Ctrl-C: heard at once, and answered as fits.
+"""SIGTERM, which clusters send before they take a machine away, SIGHUP of a terminal that is closed, and Ctrl-C.
 
 Python calls a signal's handler when its main thread comes back from what it does, which may be a compilation of
 minutes, or a wait of hours for another process. So a thread of its own reads the numbers of signals from a pipe, into
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_HEARD = (signal.SIGTERM, signal.SIGINT)
+_HEARD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class StopSignal:
@@ -63,7 +63,10 @@ class StopSignal:
         """Hear signals from now on; to be called in the main thread. What it returns puts everything back."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        previous = {number: signal.signal(number, self._handle) for number in _HEARD}
+        # nohup has SIGHUP ignored, and that is what its user wants.
+        hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        wanted = [number for number in _HEARD if number != signal.SIGHUP or not hangup_ignored]
+        previous = {number: signal.signal(number, self._handle) for number in wanted}
         file_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="signals").start()
 

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.run.metrics import EVALUATION, MetricLog, Progress, SilentLog, duration, truncate
+from cfprm_jax.run.metrics import EVALUATION, MetricLog, Progress, SilentLog, truncate
+from cfprm_jax.runtime.progress import duration
 
 VALUES = {"granularity": 2, "loss": 0.51234, "step_accuracy": 0.75, "learning_rate": 1.5e-6}
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import jax
 import pytest
@@ -108,3 +109,29 @@ def test_freed_buffers_are_kept_on_a_cpu() -> None:
     assert int(on_host) < int(before) / 10
     # JAX's thread may free one after the next has been made, so a few are new each time; given back, all 40 would be.
     assert int(on_device) < 10 * (1 << 27) / os.sysconf("SC_PAGE_SIZE")
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch, capsys, tmp_path) -> None:
+    """Neither HOME nor an entry in the password database: no compile cache; corpora in a temporary directory."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        assert caches.use_compile_cache("auto") is None
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    corpora = caches.cache_directory("auto", "corpora")
+    assert corpora.parent == tmp_path and corpora.is_dir()
+    assert caches.cache_directory("auto", "corpora") == corpora
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "note: compiled steps are not kept: there is no home directory (--compile_cache_dir)"
+    assert second == f"note: corpora are kept in {corpora} until the process ends: there is no home directory"
+
+
+def test_a_compile_cache_that_cannot_be_made_is_named(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--compile_cache_dir=.*/file/cache: Not a directory"):
+        caches.use_compile_cache(f"{tmp_path}/file/cache")

@@ -23,7 +23,7 @@ def clock(monkeypatch) -> list[float]:
 
 def test_lines_are_rare_and_plain_off_a_terminal(clock):
     stream = io.StringIO()
-    line = progress.ProgressLine(stream)
+    line = progress.ProgressLine(stream=stream)
     for clock[0] in (101, 111, 112, 122):
         line.show(lambda: f"at {clock[0]}")
     line.clear()
@@ -34,8 +34,8 @@ def test_lines_are_rare_and_plain_off_a_terminal(clock):
 
 def test_a_terminal_gets_one_line_that_renews_itself(clock):
     stream = Terminal()
-    line = progress.ProgressLine(stream)
-    for clock[0] in (100.1, 100.3, 100.4, 100.6):
+    line = progress.ProgressLine(stream=stream)
+    for clock[0] in (100.05, 100.3, 100.35, 100.6):
         line.show(lambda: f"at {clock[0]}")
     line.clear()
     line.end("done")

@@ -102,7 +102,8 @@ def expand(paths: Paths) -> list[InputFile]:
     found = files
     names = [path.name for path in found]
     return [
-        InputFile(path, path.name if names.count(path.name) == 1 else str(path), path.stat().st_size) for path in found
+        InputFile(path, _shown(path.name if names.count(path.name) == 1 else str(path)), path.stat().st_size)
+        for path in found
     ]
 
 
@@ -129,6 +130,11 @@ def _saved_dataset(folder: pathlib.Path) -> list[pathlib.Path]:
     if missing:
         raise UserError(f"{folder / missing[0]}: no such file, and {state.name} names it")
     return [folder / name for name in names]
+
+
+def _shown(name: str) -> str:
+    """A file's name as text, which goes into messages and records; bytes that are no UTF-8 as escapes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def rows(file: InputFile) -> Iterator[Row]:

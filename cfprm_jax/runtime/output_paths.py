@@ -1,0 +1,23 @@
+"""Whether a command will be able to write where it is to write, found out before it computes anything."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from cfprm_jax.errors import UserError
+
+
+def require_directory(flag: str, directory: pathlib.Path) -> None:
+    """Raise UserError unless files can be made in a directory, which need not exist yet; nothing is written.
+
+    Args:
+      flag: with its value, for the message.
+    """
+    # The current directory, for a relative path of which nothing exists.
+    nearest = next((path for path in (directory, *directory.parents) if os.path.lexists(path)), pathlib.Path())
+    if not nearest.is_dir():
+        what = "is a file" if nearest.exists() else "is a link to nothing"
+        raise UserError(f"{flag} {what}" if flag.endswith(f"={nearest}") else f"{flag}: {nearest} {what}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{flag}: {nearest} is not writable")

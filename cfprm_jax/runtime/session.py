@@ -1,0 +1,60 @@
+"""The devices of a command: selected, with the process's memory and the compile cache as they suit, and a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from cfprm_jax.config import DeviceConfig
+from cfprm_jax.runtime import caches, determinism, devices
+from cfprm_jax.sharding import rules
+
+_CACHE = "jax_compilation_cache_dir"
+
+
+class Session(NamedTuple):
+    """What a command computes on."""
+
+    devices: list[jax.Device]  # of all processes
+    mesh: Mesh  # over them
+
+    def describe(self) -> str:
+        """Kinds and number of the devices, and the mesh."""
+        axes = ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
+        return f"{devices.describe(self.devices)}, mesh {axes}"
+
+
+@contextlib.contextmanager
+def opened(
+    config: DeviceConfig, say: Callable[[str], None] | None = None, deterministic: bool = False
+) -> Iterator[Session]:
+    """Devices and mesh inside the block; the compile cache is as before after it.
+
+    Args:
+      say: gets the line about the devices, and a note if --platform=auto leaves an accelerator unused.
+      deterministic: --deterministic.
+
+    Raises:
+      UserError: the platform is not there, the mesh does not fit it, or the compile cache cannot be made.
+    """
+    chosen = devices.select(config.platform)
+    if deterministic and chosen[0].platform == "gpu":
+        determinism.fix_collectives(os.environ)
+    devices.keep_freed_memory(chosen)
+    session = Session(chosen, rules.make_mesh(config, chosen))
+    before = getattr(jax.config, _CACHE)
+    caches.use_compile_cache(config.compile_cache_dir)
+    try:
+        if say is not None:
+            say(f"devices     {session.describe()}")
+            note = devices.unused_accelerator(chosen) if config.platform == "auto" else ""
+            if note:
+                say(note)
+        yield session
+    finally:
+        jax.config.update(_CACHE, before)
