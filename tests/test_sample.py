@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 from tiny_policies import write_language_model
 
 from cfprm_jax import flags, sample
+from cfprm_jax.config import DeviceConfig
 from cfprm_jax.data.candidates import read_candidates
 
 QUESTIONS = 6
@@ -83,7 +84,7 @@ def test_in_process_and_compressed_it_is_the_same(expected, policy, questions, t
     output = tmp_path / "new" / "candidates.jsonl.gz"
     config = sample.SampleConfig(
         model=str(policy), questions=(str(questions),), output=str(output), num_candidates=5, max_new_tokens=24,
-        batch_rows=8, seed=3, system_prompt="", compile_cache_dir="",
+        batch_rows=8, seed=3, system_prompt="", device=DeviceConfig(compile_cache_dir=""),
     )  # fmt: skip
     assert sample.main(config) == 0
     assert gzip.decompress(output.read_bytes()) == expected.read_bytes()
