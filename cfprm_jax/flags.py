@@ -22,8 +22,8 @@ from absl import flags
 
 from cfprm_jax.config import Options
 from cfprm_jax.errors import UserError
-from cfprm_jax.runtime.regular_files import check_input
 from cfprm_jax.runtime import process
+from cfprm_jax.runtime.regular_files import check_input
 
 Config = TypeVar("Config")
 _LISTS = flags.CsvListSerializer(",")

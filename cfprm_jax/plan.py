@@ -25,8 +25,8 @@ from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime.regular_files import check_output
 from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime.regular_files import check_output
 from cfprm_jax.training import flops
 
 # One after another, 32 solutions of PRM800K phase 1 fill 6 to 11 rows of 2,048; in trees of shared prefixes, fewer.
