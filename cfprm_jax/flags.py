@@ -201,7 +201,7 @@ def _quoted(flag: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass").hex()  # bytes of a file name that are no UTF-8
+    units = character.encode("utf-16-be").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
