@@ -87,9 +87,10 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     from cfprm_jax.run.directory import GENERATION, MODEL
 
     # The checkpoint's own float32, so that the type that is asked for is rounded to once.
-    loaded = load_for_inference(config.checkpoint, dtype="float32")
+    loaded = load_for_inference(config.checkpoint, dtype="float32", say=_say_of_checkpoint)
+    _say_of_checkpoint(str(_checkpoint(config, loaded.meta["step"])))
     check_export(output_dir, loaded.config, config.format, config.dtype)
-    texts = _texts(config, loaded)
+    texts = _texts(config, loaded, loaded.meta["step"])
     kept = locate(config.checkpoint)[0] / MODEL / GENERATION
     if kept.is_file():
         texts[GENERATION] = kept.read_text(encoding="utf-8")
@@ -110,22 +111,35 @@ def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     from cfprm_jax.checkpoints.saving import load_adapters
     from cfprm_jax.huggingface.peft import export_adapters
 
-    loaded = load_adapters(config.checkpoint)
+    loaded = load_adapters(config.checkpoint, say=_say_of_checkpoint)
+    _say_of_checkpoint(str(_checkpoint(config, loaded.step)))
     return export_adapters(
         output_dir,
         loaded.trainable,
         loaded.config,
         loaded.adapters,
-        _base_model(config, loaded) or str(loaded.backbone),
+        _base_model(config, loaded, loaded.step) or str(loaded.backbone),
         loaded.tokenizer,
         loaded.encoding,
         config.dtype,
         progress=_shown(ProgressLine("writing")),
-        texts=_texts(config, loaded),
+        texts=_texts(config, loaded, loaded.step),
     )
 
 
-def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> dict[str, str]:
+def _say_of_checkpoint(line: str) -> None:
+    print(f"checkpoint: {line}", flush=True)
+
+
+def _checkpoint(config: ExportConfig, step: int) -> pathlib.Path:
+    """The one that was loaded, which is not the newest where that is damaged."""
+    from cfprm_jax.checkpoints.saving import locate
+    from cfprm_jax.run.directory import CHECKPOINTS
+
+    return locate(config.checkpoint)[0] / CHECKPOINTS / str(step)
+
+
+def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) -> dict[str, str]:
     """The model card, and the flags of this export."""
     from cfprm_jax.data.encoding import marker_id
     from cfprm_jax.huggingface import model_card
@@ -136,16 +150,16 @@ def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> dict[str
         config.dtype,
         loaded.encoding,
         marker_id(loaded.tokenizer, loaded.encoding.marker),
-        model_card.read_training(config.checkpoint),
-        _base_model(config, loaded),
+        model_card.read_training(_checkpoint(config, step)),
+        _base_model(config, loaded, step),
     )
     return {"README.md": card, "export.flags": flags.flag_file(config)}
 
 
-def _base_model(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters) -> str:
+def _base_model(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) -> str:
     from cfprm_jax.huggingface import model_card
 
-    options = model_card.read_training(config.checkpoint).options
+    options = model_card.read_training(_checkpoint(config, step)).options
     return config.base_model or model_card.hub_name(options.get("model", ""), loaded.config.backbone.to_hf())
 
 

@@ -22,7 +22,7 @@ from absl import flags
 
 from cfprm_jax.config import Options
 from cfprm_jax.errors import UserError
-from cfprm_jax.runtime import process
+from cfprm_jax.runtime import atomic, process
 from cfprm_jax.runtime.regular_files import check_input
 
 Config = TypeVar("Config")
@@ -108,7 +108,7 @@ def expand_flagfiles(
                 raise UserError(f"--flagfile: {path} includes itself")
             check_input(path, f"--flagfile={path}")
             try:
-                lines = path.read_text().splitlines()
+                lines = path.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise UserError(f"--flagfile: cannot read {str(path)!r}: {error}") from error
             inner = [line.strip() for line in lines]
@@ -231,8 +231,8 @@ def write_config(config: Any, directory: str | pathlib.Path) -> None:
     """Write the resolved configuration into directory: config.json, and run.flags, which --flagfile takes."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(as_dict(config), indent=2) + "\n")
-    (directory / "run.flags").write_text(flag_file(config))
+    atomic.write_json(directory / "config.json", as_dict(config))
+    atomic.write_text(directory / "run.flags", flag_file(config))
 
 
 def run(config_type: type[Config], command: Callable[[Config], int | None], argv: Sequence[str] | None = None) -> int:

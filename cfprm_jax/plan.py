@@ -25,7 +25,7 @@ from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime import atomic, output_paths
 from cfprm_jax.runtime.regular_files import check_output
 from cfprm_jax.training import flops
 
@@ -106,7 +106,7 @@ def main(config: PlanConfig) -> int:
             print("would fit   nothing that was tried: choose another accelerator, or shorter rows")
     if config.plan.output:
         figures = {"fits": fits, **as_json(config, job, compiled, begun, limit, found)}
-        pathlib.Path(config.plan.output).write_text(json.dumps(figures, indent=2) + "\n")
+        atomic.write_json(config.plan.output, figures)
     return 0 if fits else 1
 
 

@@ -23,8 +23,6 @@ import collections
 import contextlib
 import dataclasses
 import gzip
-import json
-import os
 import pathlib
 import sys
 import time
@@ -42,7 +40,7 @@ from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
-from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime import atomic, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.runtime.regular_files import check_output
 
@@ -159,10 +157,8 @@ def main(config: PrepareConfig) -> int:
     base = output.with_name(output.name.removesuffix(".gz").removesuffix(".jsonl"))
     report, report_path = _report(config, passes), pathlib.Path(files.report or f"{base}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
-    # Bytes of a file name that are no UTF-8 become JSON's own escapes.
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    report_path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    pathlib.Path(f"{base}.flags").write_text(flags.flag_file(config), encoding="utf-8")
+    atomic.write_json(report_path, report)
+    atomic.write_text(f"{base}.flags", flags.flag_file(config))
     print(_summary(report))
     if config.read.max_bad_rows:
         formats.write_bad_rows(f"{base}.bad_rows.jsonl", passes[0].reading.bad_rows)
@@ -235,7 +231,7 @@ def _row(trajectory: Trajectory) -> bytes:
     }
     optional = {"id": trajectory.id, "answer": trajectory.answer}
     row.update({name: value for name, value in optional.items() if value is not None})
-    return json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n"
+    return atomic.encode_json(row)
 
 
 def _number(label: np.float32) -> float | None:
@@ -247,21 +243,17 @@ def _number(label: np.float32) -> float | None:
 
 @contextlib.contextmanager
 def _written(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """A stream to a temporary file that becomes path at the end, or nothing if that is not reached."""
-    partial = path.with_name(f".{path.name}.partial")
+    """A stream whose content becomes that of path at the end, or nothing if that is not reached."""
     try:
-        with partial.open("wb") as raw, contextlib.ExitStack() as stack:
-            stream: BinaryIO = raw
+        with atomic.writing(path) as raw, contextlib.ExitStack() as stack:
+            stream = cast(BinaryIO, raw)
             if path.suffix == ".gz":
                 # No name and no time inside: the same input gives the same bytes.
                 packed = gzip.GzipFile(filename="", mode="wb", compresslevel=5, fileobj=raw, mtime=0)
                 stream = cast(BinaryIO, stack.enter_context(packed))
             yield stream
-        os.replace(partial, path)  # noqa: PTH105
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _read_so_far(reading: ReadReport, progress: ProgressLine) -> str:

@@ -9,7 +9,6 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
-import json
 import pathlib
 import re
 import sys
@@ -24,7 +23,7 @@ from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import Accuracies, Labelled, accuracies, predict, tune
 from cfprm_jax.report.tables import markdown
-from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime import atomic, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -97,19 +96,30 @@ def main(config: ProcessBenchConfig) -> int:
     else:
         refuse_unscored(found)
     outcome = evaluate(found, config)
-    directory.mkdir(parents=True, exist_ok=True)
-    flags.write_config(config, directory)
-    (directory / RESULTS).write_text(json.dumps(outcome, indent=1) + "\n")
     text = table(outcome)
-    (directory / TABLE).write_text(text)
-    with (directory / PREDICTIONS).open("w", encoding="utf-8") as file:
-        for row in found:
-            shown = {key: value for key, value in row.items() if key != "source"}
-            scores = row["step_scores"]
-            prediction = predict(None if scores is None else np.array(scores), outcome["threshold"])
-            file.write(json.dumps({**shown, "prediction": prediction}, ensure_ascii=False) + "\n")
+    write(directory, config, found, outcome, text)
     print(f"\n{text}\nresults     {directory / RESULTS}, {TABLE}, {PREDICTIONS}")
     return 0
+
+
+def write(
+    directory: pathlib.Path,
+    config: ProcessBenchConfig,
+    found: Iterable[dict[str, Any]],
+    outcome: dict[str, Any],
+    text: str,
+) -> None:
+    """Write the directory of results, all of it or nothing."""
+    with atomic.new_directory(directory) as partial:
+        flags.write_config(config, partial)
+        atomic.write_json(partial / RESULTS, outcome, indent=1)
+        atomic.write_text(partial / TABLE, text)
+        with atomic.writing(partial / PREDICTIONS) as file:
+            for row in found:
+                shown = {key: value for key, value in row.items() if key != "source"}
+                scores = row["step_scores"]
+                prediction = predict(None if scores is None else np.array(scores), outcome["threshold"])
+                file.write(atomic.encode_json({**shown, "prediction": prediction}))
 
 
 def read(inputs: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -168,7 +178,15 @@ def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) 
     from cfprm_jax.inference.rows import sigmoid
     from cfprm_jax.inference.scorer import Scorer
 
-    loaded = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
+    loaded = open_prm(
+        config.model or config.checkpoint,
+        config.dtype,
+        config.attention,
+        mesh,
+        say=lambda line: print(f"checkpoint  {line}", flush=True),
+    )
+    if "step" in loaded.meta:
+        print(f"step        {loaded.meta['step']:,}", flush=True)
     scorer, progress = Scorer(limited(loaded, config.max_length), mesh=mesh), ProgressLine("scoring")
     # Solutions of one problem share its tokens, and those of similar length a batch.
     order = sorted(range(len(found)), key=lambda place: (found[place]["problem"], place))

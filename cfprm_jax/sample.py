@@ -31,9 +31,9 @@ from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import QuestionRow, read_question_files
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.policy import Policy, open_policy
-from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
+from cfprm_jax.inference.row_file import RESUMES, open_rows
 from cfprm_jax.inference.sampler import Generated, Prompt, Sampler, Sampling
-from cfprm_jax.runtime import devices, output_paths, session
+from cfprm_jax.runtime import devices, digests, output_paths, session
 from cfprm_jax.runtime.progress import ProgressLine, duration
 
 
@@ -88,8 +88,8 @@ def main(config: SampleConfig) -> int:
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     questions = read_question_files(config.questions)
     fingerprint = {
-        "model": fingerprint_of([pathlib.Path(config.model)], whole=False),
-        "questions": fingerprint_of([file.path for file in expand(config.questions)], whole=True),
+        "model": digests.of_paths([pathlib.Path(config.model)], whole=False),
+        "questions": digests.of_paths([file.path for file in expand(config.questions)], whole=True),
     }
     with (
         session.opened(config.device) as (chosen, mesh),

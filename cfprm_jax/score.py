@@ -20,11 +20,11 @@ from cfprm_jax.config import ATTENTIONS, MOST_TOKENS, PACKINGS, DeviceConfig, Op
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import limited, open_prm
-from cfprm_jax.inference.row_file import RESUMES, fingerprint_of, open_rows
+from cfprm_jax.inference.row_file import RESUMES, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.run.directory import CHECKPOINTS, MODEL
-from cfprm_jax.runtime import devices, output_paths, session
+from cfprm_jax.runtime import devices, digests, output_paths, session
 from cfprm_jax.runtime.progress import ProgressLine, duration
 
 
@@ -91,7 +91,7 @@ def main(config: ScoreConfig) -> int:
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     fingerprint = {
         "model": _model_fingerprint(config),
-        "input": fingerprint_of([file.path for file in files], whole=True),
+        "input": digests.of_paths([file.path for file in files], whole=True),
     }
     with (
         session.opened(config.device) as (chosen, mesh),
@@ -101,12 +101,18 @@ def main(config: ScoreConfig) -> int:
             print(f"scores      {config.output} is complete already")
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
-        opened = open_prm(config.model or config.checkpoint, config.dtype, config.attention, mesh)
+        opened = open_prm(
+            config.model or config.checkpoint, config.dtype, config.attention, mesh, say=_say_of_checkpoint
+        )
+        step = opened.meta.get("step")
+        if step is not None:
+            output.require("step", step)
         loaded = limited(opened, config.max_length)
         scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
         before = f"; {output.done:,} rows were done before" if output.done else ""
         print(
-            f"model       {config.model or config.checkpoint}, {loaded.config.dtype}, up to "
+            f"model       {config.model or config.checkpoint}{'' if step is None else f', step {step:,}'}, "
+            f"{loaded.config.dtype}, up to "
             f"{loaded.encoding.max_length} tokens a solution\n"
             f"rows        at most {scorer.shapes.all()[-1][0]} of up to {scorer.shapes.longest} tokens, "
             f"packing {config.packing}{before}",
@@ -128,15 +134,19 @@ def main(config: ScoreConfig) -> int:
     return 0
 
 
+def _say_of_checkpoint(line: str) -> None:
+    print(f"checkpoint  {line}", flush=True)
+
+
 def _model_fingerprint(config: ScoreConfig) -> str:
     """What tells the PRM from others: of a run, the checkpoint that is taken."""
     path = pathlib.Path(config.model or config.checkpoint)
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory")
     if path.name != CHECKPOINTS and path.parent.name != CHECKPOINTS and not (path / CHECKPOINTS).is_dir():
-        return fingerprint_of([path], whole=False)
+        return digests.of_paths([path], whole=False)
     run, step = locate(path)
-    return fingerprint_of([run / MODEL, run / CHECKPOINTS / str(step)], whole=False)
+    return digests.of_paths([run / MODEL, run / CHECKPOINTS / str(step)], whole=False)
 
 
 def _read(files: Sequence[InputFile], progress: _Scoring, done: int) -> Iterator[SourcedRow]:

@@ -38,6 +38,7 @@ from cfprm_jax.data.candidates import Question
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Batch, Loader, difference
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import safetensors_files
 from cfprm_jax.inference import load as load_inference
 from cfprm_jax.inference.rows import scored_questions
 from cfprm_jax.inference.scorer import Scorer
@@ -47,11 +48,13 @@ from cfprm_jax.run import evaluation, inputs, loop, summary, validate
 from cfprm_jax.run.inputs import Data, Network, Say, Sources
 from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import devices, disk, distributed, out_of_memory, session
+from cfprm_jax.runtime import devices, digests, disk, distributed, out_of_memory, session
 from cfprm_jax.runtime.distributed import Processes, StopVote
 from cfprm_jax.runtime.progress import duration
 from cfprm_jax.training import adapters, flops, initial_state, program
 from cfprm_jax.training.program import Program
+
+MODEL_CONTENT = "content of the model"
 
 
 class Adapted(NamedTuple):
@@ -83,12 +86,14 @@ def main(config: TrainConfig, asked: StopSignal | None = None) -> int:
 
 def run(config: TrainConfig, processes: Processes, asked: StopSignal) -> int:
     """One process's part of a run. The first prints and writes; the others compute."""
-    started = time.monotonic()
-    say: Say = functools.partial(print, flush=True) if processes.first else lambda _: None
     output_dir = pathlib.Path(
         processes.share(lambda: str(run_directory.check(config.run.output_dir, config.run.resume)))
     )
-    with session.opened(config.device, say, config.model.deterministic) as opened:
+    # The lock comes before minutes are spent on what another process is doing already.
+    with contextlib.ExitStack() as stack:
+        if processes.first:
+            stack.enter_context(run_directory.locked(output_dir, config.run.resume))
+        opened = stack.enter_context(session.opened(config.device, say, config.model.deterministic))
         return run_on(opened, config, output_dir, processes, asked, say, started)
 
 
@@ -119,7 +124,7 @@ def run_on(
     say(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
 
     built, adapted = build(config, network, sources, num_steps, mesh, say)
-    own = fingerprint(config, data.loader, num_steps, adapted)
+    own = fingerprint(config, data.loader, num_steps, adapted, model_content(sources, network.raw))
     # Another mesh or another time to evaluate in one process would leave the others waiting for it.
     processes.require_equal("what is trained", {**flags.as_dict(kept), **own, "JAX": jax.__version__})
     watch = out_of_memory.Watch(config.model, config.optimizer, config.packing)
@@ -148,10 +153,6 @@ def run_on(
             )
         say(f"weights     {source}")
     with contextlib.ExitStack() as stack, processes.guard(), watch.explained():
-        if processes.first:
-            stack.enter_context(run_directory.locked(output_dir, config.run.resume))
-        if processes.share(lambda: saving.newest(output_dir) or 0) != start:
-            raise UserError(f"--output_dir={output_dir}: another process has just trained there; start again")
         stop = StopVote(stack.enter_context(asked.installed()), chosen, processes.count)
         checkpoints = stack.enter_context(
             contextlib.closing(
@@ -182,7 +183,7 @@ def run_on(
     if sources.candidates:
         del state  # the optimizer's memory
         asked.do_not_wait()
-        best_of_n(config, candidates, output_dir, mesh, say, processes.first)
+        best_of_n(config, candidates, output_dir, outcome.step, mesh, say, processes.first)
     say(f"checkpoint  {output_dir / run_directory.CHECKPOINTS / str(num_steps)}")
     say(f"metrics     {output_dir / run_directory.METRICS}")
     say(f"tensorboard --logdir={output_dir / run_directory.TENSORBOARD}")
@@ -271,10 +272,17 @@ def peak_flops(config: TrainConfig, chosen: Sequence[jax.Device]) -> float | Non
 
 
 def best_of_n(
-    config: TrainConfig, questions: list[Question], output_dir: pathlib.Path, mesh: Mesh, say: Say, writes: bool
+    config: TrainConfig,
+    questions: list[Question],
+    output_dir: pathlib.Path,
+    step: int,
+    mesh: Mesh,
+    say: Say,
+    writes: bool,
 ) -> None:
-    """Score the candidates with the newest checkpoint, as score would, and write and show what bon makes of them."""
-    loaded = load_inference.open_prm(output_dir, config.model.dtype, config.model.attention, mesh)
+    """Score the candidates with the last checkpoint, as score would, and write and show what bon makes of them."""
+    checkpoint = output_dir / run_directory.CHECKPOINTS / str(step)  # this one or none: not an older one
+    loaded = load_inference.open_prm(checkpoint, config.model.dtype, config.model.attention, mesh)
     scored = list(scored_questions(questions, Scorer(loaded, mesh=mesh)))
     if not writes:
         return
@@ -288,7 +296,22 @@ def best_of_n(
     say(f"\n{result.summary}\nreport      {directory / 'report.html'}")
 
 
-def fingerprint(config: TrainConfig, loader: Loader, num_steps: int, adapted: Adapted | None) -> dict[str, Any]:
+def model_content(sources: Sources, raw: dict[str, Any]) -> str | None:
+    """What tells --model from others, wherever it is; None if its weights are gone, as a resumed run needs none."""
+    weights = None
+    if sources.init != "random":
+        with contextlib.suppress(UserError):
+            weights = safetensors_files.fingerprint(safetensors_files.list_directory(sources.model).tensors)
+        if weights is None:
+            return None
+    # What may change when a directory is saved again.
+    config = {name: value for name, value in raw.items() if name not in ("_name_or_path", "transformers_version")}
+    return digests.of_json([weights, config])
+
+
+def fingerprint(
+    config: TrainConfig, loader: Loader, num_steps: int, adapted: Adapted | None, model: str | None
+) -> dict[str, Any]:
     """What must be the same for a run to go on: the data, and the options that the result depends on."""
     options = flags.as_dict(config.model) | flags.as_dict(config.loss) | flags.as_dict(config.optimizer)
     # Where and in how many parts a step is computed changes rounding at most.
@@ -296,12 +319,17 @@ def fingerprint(config: TrainConfig, loader: Loader, num_steps: int, adapted: Ad
         del options[name]
     if adapted is not None:
         options |= {**flags.as_dict(config.lora), "weights of the backbone": adapted.record["backbone_fingerprint"]}
-    return {**loader.fingerprint, **options, "steps of the run": num_steps}
+    return {**loader.fingerprint, **options, MODEL_CONTENT: model, "steps of the run": num_steps}
 
 
 def refuse_another_run(output_dir: pathlib.Path, meta: dict[str, Any], current: dict[str, Any]) -> None:
     """UserError naming every option that a resumed run has changed."""
-    changed = difference(meta["fingerprint"], current)
+    saved = dict(meta["fingerprint"])
+    # The content of the model decides, and its path only where the content is not known: in runs of earlier versions.
+    known = saved.get(MODEL_CONTENT) is not None and current[MODEL_CONTENT] is not None
+    left_out = "model" if known else MODEL_CONTENT
+    saved, current = ({k: v for k, v in side.items() if k != left_out} for side in (saved, current))
+    changed = difference(saved, current)
     if changed:
         raise UserError(
             f"--resume: {output_dir} was trained with other data or options: {changed}. Its own are in "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import jax
 import numpy as np
@@ -138,6 +139,28 @@ def test_a_model_scores_the_steps(tmp_path_factory, monkeypatch):
         np.testing.assert_allclose(prediction["step_scores"], expected, rtol=1e-5)
         below = [place for place, score in enumerate(prediction["step_scores"]) if score < 0.5]
         assert prediction["prediction"] == (below[0] if below else -1)
+
+
+def test_results_are_whole_or_not_there(tmp_path, capsys, monkeypatch):
+    """A run that fails while it writes leaves nothing, and the same command then works."""
+    (tmp_path / "rows.json").write_text(json.dumps(SCORED * 20))
+    arguments = (f"--input={tmp_path / 'rows.json'}", f"--output_dir={tmp_path / 'out'}")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:  # room for the first files, not for the predictions
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+        assert run(*arguments) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
+    assert run(*arguments) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "predictions.jsonl",
+        "results.json",
+        "run.flags",
+        "table.md",
+    }
 
 
 def test_published_files_are_read(shared):

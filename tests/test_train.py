@@ -150,5 +150,7 @@ def test_candidates_that_the_table_cannot_use_are_refused_before_training(tiny, 
 
 def test_a_run_that_goes_on_is_left_alone(tiny, world) -> None:
     with directory.locked(world / "busy", "never"):
-        assert "another process is training there" in refused(tiny.arguments("busy"))
-    assert [path.name for path in (world / "busy").iterdir()] == ["lock"]
+        # Before weights, tokenizer or corpus are looked at.
+        assert "another process is training there" in refused([*tiny.arguments("busy"), "--model=nowhere"])
+        assert [path.name for path in (world / "busy").iterdir()] == ["lock"]
+    assert not (world / "busy").exists()

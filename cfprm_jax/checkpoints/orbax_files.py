@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import hashlib
 import json
 import logging
 import pathlib
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import atomic, digests
 
 JSON_FILE = "metadata"
 """Name of the file of a JSON item, in the folder of the item."""
@@ -69,11 +69,6 @@ def unheard() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its checksum: what is written."""
-    return {"sha256": _digest(content), "content": content}
-
-
 def read_json(folder: pathlib.Path, item: str) -> dict[str, Any]:
     """An item of a checkpoint that is one JSON object.
 
@@ -83,26 +78,18 @@ def read_json(folder: pathlib.Path, item: str) -> dict[str, Any]:
     path = folder / item / JSON_FILE
     with damaged(folder):
         try:
-            held = json.loads(path.read_text())
+            held = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise DamagedError(f"checkpoint {folder} is damaged: {path}: {error}") from None
-    if not isinstance(held, dict) or held.keys() != {"sha256", "content"}:
-        raise DamagedError(f"checkpoint {folder} is damaged: {path} has no checksum")
-    if held["sha256"] != _digest(held["content"]):
-        raise DamagedError(f"checkpoint {folder} is damaged: {path} has changed: it does not fit its checksum")
-    return held["content"]
+    try:
+        return digests.unsealed(held)
+    except ValueError as error:
+        raise DamagedError(f"checkpoint {folder} is damaged: {path} {error}") from None
 
 
 def replace_json(folder: pathlib.Path, item: str, content: Mapping[str, Any]) -> None:
     """Write an item of a complete checkpoint anew, at one stroke."""
-    path = folder / item / JSON_FILE
-    scratch = path.with_suffix(".new")
-    scratch.write_text(json.dumps(sealed(content)))
-    scratch.replace(path)
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    atomic.write_json(folder / item / JSON_FILE, digests.sealed(content), indent=None)
 
 
 def described(tree: Any) -> dict[str, str]:

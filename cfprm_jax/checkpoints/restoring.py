@@ -17,9 +17,6 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.runtime.distributed import Processes
 from cfprm_jax.training.step import TrainState
 
-# Arrays that an error names; the rest are counted.
-_NAMED = 5
-
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
@@ -55,11 +52,13 @@ def newest(
             accept(meta)
             state, fault = _together(processes, functools.partial(_read_state, at, abstract_state))
         if fault is None:
-            _, fault = _together(processes, functools.partial(_verify, at, state, meta))
+            _, fault = _together(processes, functools.partial(checksums.verify, at, state, meta))
         if fault is None:
             data, fault = _together(processes, functools.partial(orbax_files.read_json, at, "data"))
         if fault is None:
             _set_aside(folder, bad, processes, say)
+            if note := checksums.note(at, meta):
+                say(f"resume      {note}")
             return Restored(step, state, data, meta)
         bad[step] = fault
     raise UserError("; ".join(bad.values()) or f"{folder} has no checkpoint")
@@ -96,16 +95,3 @@ def _read_state(checkpoint: pathlib.Path, abstract_state: TrainState) -> TrainSt
             str(checkpoint), orbax_files.described(abstract_state), orbax_files.described(found.tree)
         )
         return handler.restore(epath.Path(checkpoint / "state"), args=ocp.args.StandardRestore(abstract_state))
-
-
-def _verify(checkpoint: pathlib.Path, state: TrainState, meta: Mapping[str, Any]) -> None:
-    """DamagedError unless the arrays are those that were saved."""
-    saved = meta.get("checksums", {})
-    wrong = checksums.differences(saved, checksums.of_state(state))
-    if not wrong:
-        return
-    named = ", ".join(wrong[:_NAMED]) + (f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else "")
-    why = f"changed on disk: {named}"
-    if not all(name in saved for name in wrong):
-        why = f"{checkpoint / 'meta' / orbax_files.JSON_FILE} has no checksum of some of: {named}"
-    raise orbax_files.DamagedError(f"checkpoint {checkpoint} is damaged: {why}")

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from cfprm_jax.runtime import atomic
+
 BEST = "best"
 """In a run directory: a link to its best checkpoint by --keep_best."""
 
@@ -57,7 +59,8 @@ def remove(folder: pathlib.Path, steps: Iterable[int]) -> None:
     for step in steps:
         # On a file system that several machines share, a file may be open elsewhere: what stays goes at the next start.
         with contextlib.suppress(OSError):
-            gone = (folder / str(step)).rename(folder / f"{step}{_REMOVED}")
+            gone = folder / f"{step}{_REMOVED}"
+            atomic.rename(folder / str(step), gone)
             shutil.rmtree(gone, ignore_errors=True)
 
 
@@ -65,7 +68,8 @@ def set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
     """Rename a damaged checkpoint, so that nobody takes it for one; returns where it is now."""
     names = (f"{step}.damaged" + (f".{number}" if number else "") for number in range(1000))
     free = next(folder / name for name in names if not (folder / name).exists())
-    return (folder / str(step)).rename(free)
+    atomic.rename(folder / str(step), free)
+    return free
 
 
 def value(metric: str, metrics: Mapping[str, Any] | None) -> float:
@@ -88,4 +92,4 @@ def point_to_best(run: pathlib.Path, target: pathlib.Path) -> None:
     scratch = run / f".{BEST}"
     scratch.unlink(missing_ok=True)
     scratch.symlink_to(target.relative_to(run))
-    scratch.replace(run / BEST)
+    atomic.rename(scratch, run / BEST)

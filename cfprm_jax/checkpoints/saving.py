@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 import transformers
-from etils import epath
 from jax.sharding import Mesh
 
 from cfprm_jax.checkpoints import checksums, orbax_files, restoring, retention, stored_params
@@ -34,12 +35,14 @@ from cfprm_jax.models import lora
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
 from cfprm_jax.models.parameters import abstract_params, abstract_tree, param_specs
-from cfprm_jax.run.directory import CHECKPOINTS, MODEL, PRM_FILE, compute_dtype, read_prm
-from cfprm_jax.runtime import disk
+from cfprm_jax.run.directory import CHECKPOINTS, MODEL, PRM_FILE, check_model, compute_dtype, read_prm
+from cfprm_jax.runtime import digests, disk
 from cfprm_jax.runtime.distributed import Processes
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import adapters
 from cfprm_jax.training.step import TrainState
+
+Say = Callable[[str], None]
 
 # A save may take that long before it counts as failed. Orbax's 20 minutes are little for 70B on a network file system.
 _SAVE_SECONDS = 4 * 3600
@@ -99,15 +102,15 @@ class Checkpoints:
           meta: its "metrics", if any, are those of an evaluation of this very state; add_evaluation brings them later.
         """
         self.wait()
-        meta = {**meta, "checksums": checksums.of_state(state)}
+        meta = {**meta, **checksums.recorded(state)}
         self._pending = step, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         with self._writing():
             self._saver.save(
                 self.directory / str(step),
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    data=ocp.args.JsonSave(orbax_files.sealed(data)),
-                    meta=ocp.args.JsonSave(orbax_files.sealed(meta)),
+                    data=ocp.args.JsonSave(digests.sealed(data)),
+                    meta=ocp.args.JsonSave(digests.sealed(meta)),
                 ),
             )
         self._note_best(step, meta.get("metrics"))
@@ -225,17 +228,23 @@ def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int]:
     Raises:
       UserError: there is no checkpoint.
     """
+    run, steps = _candidates(path)
+    return run, steps[0]
+
+
+def _candidates(path: str | pathlib.Path) -> tuple[pathlib.Path, list[int]]:
+    """(run directory, steps) of the checkpoints that a path stands for: one that is named, or all, the newest first."""
     path = pathlib.Path(path).resolve()
     if path.parent.name == CHECKPOINTS and path.name.isdigit():
-        run, step = path.parent.parent, int(path.name) if path.is_dir() else None
+        run, steps = path.parent.parent, [int(path.name)] if path.is_dir() else []
     else:
         run = path.parent if path.name == CHECKPOINTS else path
-        step = newest(run)
-    if step is None:
+        steps = retention.complete(run / CHECKPOINTS)[::-1]
+    if not steps:
         raise UserError(
             f"{path} is neither a run directory of train with a checkpoint nor one of its {CHECKPOINTS}/STEP"
         )
-    return run, step
+    return run, steps
 
 
 def read_meta(run: pathlib.Path, step: int) -> dict[str, Any]:
@@ -247,10 +256,22 @@ def read_meta(run: pathlib.Path, step: int) -> dict[str, Any]:
     return orbax_files.read_json(run / CHECKPOINTS / str(step), "meta")
 
 
+def warn(line: str) -> None:
+    """A line for whoever calls this from Python: a UserWarning."""
+    warnings.warn(line, UserWarning, stacklevel=2)
+
+
 def load_for_inference(
-    path: str | pathlib.Path, dtype: str = "auto", attention: str = "auto", mesh: Mesh | None = None
+    path: str | pathlib.Path,
+    dtype: str = "auto",
+    attention: str = "auto",
+    mesh: Mesh | None = None,
+    say: Say = warn,
 ) -> LoadedPRM:
     """The PRM of a run directory or of one of its checkpoints. Of the state only the parameters are read.
+
+    They are compared with their checksums. A checkpoint that is named must be whole; of a run directory, the newest
+    one that is whole is taken, and said so if newer ones are damaged.
 
     Args:
       path: a run directory (its newest checkpoint) or checkpoints/STEP in one.
@@ -258,12 +279,15 @@ def load_for_inference(
         "auto" is the type that the run computed in.
       attention: attention backend.
       mesh: where the parameters go; by default one device.
+      say: takes a line about a checkpoint that is damaged and passed over, or of an earlier version.
 
     Raises:
-      UserError: no checkpoint there, or one whose parameters are not those that its own model/ directory describes.
+      UserError: no checkpoint there, or model/ is not what the run wrote.
+      DamagedError: none is whole.
     """
-    run, step = locate(path)
+    run, steps = _candidates(path)
     model = run / MODEL
+    check_model(model)
     meta, encoding = read_prm(model)
     if encoding is None:
         raise UserError(f"{model} has no {PRM_FILE}, which train writes there")
@@ -274,11 +298,12 @@ def load_for_inference(
     config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=backend, remat="none")
     if "lora" in meta:
         specs = lora.trainable_specs(config, adapters.from_record(meta["lora"]))
-        trainable = _read_params(run, step, abstract_tree(specs, shardings=rules.param_shardings(mesh, specs)))
+        abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))
+        trainable, step = _read_params(run, steps, abstract, say)
         params = adapters.merged(meta["lora"], trainable, config, dtype, mesh)
     else:
         shardings = rules.param_shardings(mesh, param_specs(config))
-        params = _read_params(run, step, abstract_params(config, dtype, shardings))
+        params, step = _read_params(run, steps, abstract_params(config, dtype, shardings), say)
     return LoadedPRM(
         config=config,
         params=params,
@@ -296,17 +321,21 @@ class LoadedAdapters:
     adapters: Lora
     backbone: pathlib.Path
     trainable: Any
+    step: int
     tokenizer: transformers.PreTrainedTokenizerBase
     encoding: EncodingConfig
 
 
-def load_adapters(path: str | pathlib.Path) -> LoadedAdapters:
+def load_adapters(path: str | pathlib.Path, say: Say = warn) -> LoadedAdapters:
     """Float32 adapters and head of a run directory or of one of its checkpoints, on one device.
+
+    The checkpoint is chosen and checked as in :func:`load_for_inference`.
 
     Raises:
       UserError: no checkpoint there, one without adapters, or a backbone that is not where it was or is another.
     """
-    run, step = locate(path)
+    run, steps = _candidates(path)
+    check_model(run / MODEL)
     meta, encoding = read_prm(run / MODEL)
     if encoding is None or "lora" not in meta:
         raise UserError(f"{run} is no run with adapters (train --lora_rank): it has the whole model only")
@@ -314,28 +343,37 @@ def load_adapters(path: str | pathlib.Path) -> LoadedAdapters:
     config, own = PRMConfig(backbone, meta["head"]), adapters.from_record(meta["lora"])
     specs = lora.trainable_specs(config, own)
     mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+    abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))
+    trainable, step = _read_params(run, steps, abstract, say)
     return LoadedAdapters(
         config=config,
         adapters=own,
         backbone=adapters.backbone_directory(meta["lora"]),
-        trainable=_read_params(run, step, abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))),
+        trainable=trainable,
+        step=step,
         tokenizer=load_tokenizer(run / MODEL, encoding.marker, backbone.vocab_size),
         encoding=encoding,
     )
 
 
-def _read_params(run: pathlib.Path, step: int, params: Any) -> Any:
-    """The parameters of a stored state, cast and laid out as the abstract ones; nothing else of it is read."""
+def _read_params(run: pathlib.Path, steps: Sequence[int], params: Any, say: Say) -> tuple[Any, int]:
+    """(Parameters laid out as the abstract ones, step) of the first of the steps whose checkpoint is whole.
 
-    def shapes(tree: Any) -> dict[str, str]:
-        return {name: str(list(leaf.shape)) for name, leaf in ocp.tree.to_flat_dict(tree, sep="/").items()}
-
-    directory = epath.Path(run / CHECKPOINTS / str(step) / "state")
-    # The item's handler alone: a manager would also want to know the items that are not read here.
-    with (
-        contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler,
-        orbax_files.damaged(run / CHECKPOINTS / str(step)),
-    ):
-        tree = handler.metadata(directory).tree
-        orbax_files.require_equal(str(directory.parent), shapes(params), shapes(tree["params"]))
-        return stored_params.read(handler, directory, tree, params)
+    Raises:
+      DamagedError: none is; with why each is not.
+    """
+    faults = []
+    for step in steps:
+        at = run / CHECKPOINTS / str(step)
+        try:
+            meta = orbax_files.read_json(at, "meta")
+            found = stored_params.read(at, params, functools.partial(checksums.verify, at, meta=meta))
+        except orbax_files.DamagedError as error:
+            faults.append(str(error))
+            continue
+        for fault in faults:
+            say(f"{fault}; {at} is used instead")
+        if note := checksums.note(at, meta):
+            say(note)
+        return found, step
+    raise orbax_files.DamagedError("; ".join(faults))

@@ -1,69 +1,134 @@
-"""The parameters of a stored state without the rest of it; float32 ones also where it holds them in two halves."""
+"""The parameters of a stored state without the rest of it, compared with their checksums before anything uses them.
+
+A state of --optimizer=adamw_compact has bfloat16 parameters and the rest of their masters' bits in the optimizer's
+state: where float32 is wanted, both are read, and put together exactly.
+
+Checksums are of arrays as they were stored, so arrays are read in their stored types, compared, and then cast. They are
+read some at a time, so that a cast needs little more memory than its result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
+from cfprm_jax.checkpoints import orbax_files
 from cfprm_jax.training import slots
 
+# Arrays are read together up to this many bytes; a larger one is read alone.
+_TOGETHER = 1 << 30
 
-def read(handler: ocp.PyTreeCheckpointHandler, directory: epath.Path, tree: Any, params: Any) -> Any:
-    """The parameters cast and laid out as the abstract ones.
+_join = jax.jit(slots.join_float32)
 
-    A state of --optimizer=adamw_compact has bfloat16 parameters and the rest of their masters' bits in the optimizer's
-    state: where float32 is wanted, both are read, and put together exactly.
+
+class _Wanted(NamedTuple):
+    """One parameter: where it is in the tree, what is stored of it, and what is to come of it."""
+
+    path: tuple[str, ...]
+    stored: Any  # of the parameter, as Orbax describes it
+    halved: bool  # its float32 master is the parameter and 16 bits of the optimizer's state
+    abstract: jax.ShapeDtypeStruct
+
+    @property
+    def nbytes(self) -> int:
+        size = math.prod(self.abstract.shape)
+        return size * (jnp.dtype(self.stored.dtype).itemsize + 2 * self.halved)
+
+
+def read(checkpoint: pathlib.Path, params: Any, verify: Callable[[Any], None]) -> Any:
+    """The parameters of a checkpoint, cast and laid out as the abstract ones.
 
     Args:
-      tree: what handler.metadata says is stored.
       params: jax.ShapeDtypeStruct with shardings, a nested dict of the stored structure.
+      verify: raises for a part of the state that is not what was saved.
+
+    Raises:
+      DamagedError: files are missing or damaged, or the arrays differ from params in name or shape; all differences are
+        listed.
     """
-    lower = _lower_halves(params, tree["params"], tree.get("opt_state", {}))
-    upper = _upper_halves(params, lower)
-    item = {"params": upper, **({"opt_state": lower} if lower else {})}
-    arguments = ocp.args.PyTreeRestore(
-        item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True
-    )
-    restored = handler.restore(directory, args=arguments)
-    return _joined(restored["params"], restored.get("opt_state", {}))
+    directory = epath.Path(checkpoint / "state")
+    # The item's handler alone: a manager would also want to know the items that are not read here.
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler, orbax_files.damaged(checkpoint):
+        tree = handler.metadata(directory).tree
+        orbax_files.require_equal(str(checkpoint), _shapes(params), _shapes(tree["params"]))
+        out: dict[str, Any] = {}
+        for group in _groups(list(_walk(params, tree["params"], tree.get("opt_state", {})))):
+            item: dict[str, Any] = {}
+            for wanted in group:
+                _put(item, ("params", *wanted.path), _as_stored(wanted, wanted.stored.dtype))
+                if wanted.halved:
+                    _put(item, ("opt_state", *wanted.path, "low"), _as_stored(wanted, jnp.int16))
+            arguments = ocp.args.PyTreeRestore(
+                item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True
+            )
+            restored = handler.restore(directory, args=arguments)
+            verify(restored)
+            for wanted in group:
+                value = _take(restored, ("params", *wanted.path))
+                if wanted.halved:
+                    value = _join(value, _take(restored, ("opt_state", *wanted.path, "low")))
+                _put(out, wanted.path, _cast(value, wanted.abstract))
+                del value
+        return out
 
 
-def _lower_halves(params: Any, stored: Any, slot: Any) -> dict[str, Any]:
-    """{..., "low": int16} of every parameter that is wanted in float32 and stored in halves; empty without any."""
-    out: dict[str, Any] = {}
-    for key, wanted in params.items():
-        if isinstance(wanted, Mapping):
-            inner = _lower_halves(wanted, stored[key], slot[key])
-            out |= {key: inner} if inner else {}
-        elif wanted.dtype == jnp.float32 and stored[key].dtype == jnp.bfloat16 and "low" in slot[key]:
-            out[key] = {"low": jax.ShapeDtypeStruct(wanted.shape, jnp.int16, sharding=wanted.sharding)}
-    return out
+def _shapes(tree: Any) -> dict[str, str]:
+    return {name: str(list(leaf.shape)) for name, leaf in ocp.tree.to_flat_dict(tree, sep="/").items()}
 
 
-def _upper_halves(params: Any, lower: Mapping[str, Any]) -> dict[str, Any]:
-    """The abstract parameters, those with a lower half in bfloat16."""
-    out: dict[str, Any] = {}
-    for key, wanted in params.items():
-        if isinstance(wanted, Mapping):
-            out[key] = _upper_halves(wanted, lower.get(key, {}))
-        elif key in lower:
-            out[key] = jax.ShapeDtypeStruct(wanted.shape, jnp.bfloat16, sharding=wanted.sharding)
+def _walk(params: Any, stored: Any, slot: Any, path: tuple[str, ...] = ()) -> Iterator[_Wanted]:
+    for key, abstract in params.items():
+        inner = slot.get(key, {}) if isinstance(slot, Mapping) else {}
+        if isinstance(abstract, Mapping):
+            yield from _walk(abstract, stored[key], inner, (*path, key))
         else:
-            out[key] = wanted
-    return out
+            halves = abstract.dtype == jnp.float32 and stored[key].dtype == jnp.bfloat16
+            yield _Wanted((*path, key), stored[key], halves and "low" in inner, abstract)
 
 
-def _joined(params: Any, lower: Mapping[str, Any]) -> dict[str, Any]:
-    join = jax.jit(slots.join_float32)
-    out: dict[str, Any] = {}
-    for key, value in params.items():
-        if isinstance(value, Mapping):
-            out[key] = _joined(value, lower.get(key, {}))
-        else:
-            out[key] = join(value, lower[key]["low"]) if key in lower else value
-    return out
+def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
+    group: list[_Wanted] = []
+    for one in wanted:
+        if group and sum(other.nbytes for other in group) + one.nbytes > _TOGETHER:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+def _as_stored(wanted: _Wanted, dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(wanted.abstract.shape, dtype, sharding=wanted.abstract.sharding)
+
+
+def _cast(value: jax.Array, abstract: jax.ShapeDtypeStruct) -> jax.Array:
+    if value.dtype == abstract.dtype:
+        return value
+    return _casting(jnp.dtype(abstract.dtype), abstract.sharding)(value)
+
+
+@functools.cache
+def _casting(dtype: jnp.dtype, sharding: jax.sharding.Sharding) -> Any:
+    return jax.jit(lambda x: x.astype(dtype), out_shardings=sharding)
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def _take(tree: dict[str, Any], path: tuple[str, ...]) -> Any:
+    """Remove a value, so that it is gone when it has been used."""
+    for key in path[:-1]:
+        tree = tree[key]
+    return tree.pop(path[-1])

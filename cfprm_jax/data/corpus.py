@@ -1,8 +1,12 @@
 """A corpus tokenised once: opened by its fingerprint, built when nobody has built it before.
 
-The fingerprint is a hash of everything that the tokens depend on: the content and names of the input files, how they
+The fingerprint is a hash of everything that the corpus depends on: the content and names of the input files, how they
 are read, the granularities and their windows, the encoding, the tokenizer and this package's format. It names the
-directory under cache_dir, so a corpus is found again by whoever asks for the same one, from whatever path.
+directory under cache_dir, so a corpus is found again by whoever asks for the same one, from whatever path. Names count
+because sources are called by them ("file:line"); the tokens do not depend on them, and so the identity, by which a run
+is resumed, has none.
+
+What is found is compared with its checksums. If it is damaged or incomplete, it is made again.
 
 Hashing a large input at every start would take longer than starting does, so the hash of a file's content is kept
 (cache_dir/contents.json) for as long as the file's path, size, inode and modification time stay what they were. A file
@@ -14,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import pathlib
 import secrets
@@ -27,13 +30,24 @@ import transformers
 
 from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig, parse_granularity
 from cfprm_jax.data import corpus_build
-from cfprm_jax.data.corpus_files import FORMAT, GranularityReader, read_description, write_description
+from cfprm_jax.data.corpus_files import (
+    FORMAT,
+    LAYOUT,
+    DamagedCorpusError,
+    GranularityReader,
+    read_description,
+    verify,
+    write_description,
+)
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.formats import expand
 from cfprm_jax.data.formats.files import InputFile, Paths
 from cfprm_jax.data.questions import NORMAL_FORM
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import atomic, digests, locks
 
+CONTENT = "content of training file {}"
+"""Of the identity of a corpus: the key of the digest of a file, numbered from 1 in the order given."""
 QUESTIONS = ("all", "train", "held_out")
 # A file younger than this when it was hashed may be written again within the same tick of its modification time.
 _SETTLED_NS = 2_000_000_000
@@ -44,14 +58,14 @@ class Corpus:
 
     Attributes:
       fingerprint: hash of all that the corpus depends on.
-      identity: the same in plain, option by option; what tells two corpora apart by name.
+      identity: what the tokens and labels depend on, option by option; content of files, not their names.
       report: counts from when it was built (see :func:`open_corpus`).
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
+        """Raises DamagedCorpusError for a directory that is not what was written."""
         description = read_description(directory)
-        if description.get("format") != FORMAT:
-            raise UserError(f"{directory} has format {description.get('format')}, not {FORMAT}; delete it")
+        verify(directory, description)
         self.fingerprint: str = description["fingerprint"]
         self.identity: dict[str, Any] = description["identity"]
         self.report: dict[str, Any] = description["report"]
@@ -101,8 +115,9 @@ def open_corpus(
     questions: str = "all",
     held_out_fraction: float = 0.0,
     progress: Callable[[float], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Corpus:
-    """The tokenised corpus, from cache_dir if it is there and built into it otherwise.
+    """The tokenised corpus, from cache_dir if it is there and whole, and built into it otherwise.
 
     It is built in a directory of its own that is renamed when complete: what is found is always whole, and processes
     that build the same corpus at once do not disturb each other.
@@ -118,6 +133,7 @@ def open_corpus(
       questions: "all", or the "train" or "held_out" side of a split by question.
       held_out_fraction: share of the questions that is held out, for the latter two.
       progress: called with the share of the input that has been read, while the corpus is built.
+      say: takes a line about a corpus in the cache that is damaged, and so made again.
 
     Raises:
       UserError: anything wrong with the input, or a granularity at which nothing is left to train on (for the held-out
@@ -127,12 +143,19 @@ def open_corpus(
         raise UserError(f"questions {questions!r} is not among: {', '.join(QUESTIONS)}")
     cache = pathlib.Path(cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
-    identity = _identity(expand(paths), read, granularities, encoding, tokenizer, cache)
+    inputs = expand(paths)
+    identity = _identity(inputs, read, granularities, encoding, tokenizer, cache)
     identity |= {"questions": questions, "held_out_fraction": held_out_fraction if questions != "all" else 0.0}
     if questions != "all":
         identity["held_out_by"] = NORMAL_FORM
-    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    fingerprint = digests.of_json({"layout": LAYOUT, "files": [file.name for file in inputs], **identity})
     directory = cache / fingerprint[:32]
+    if directory.is_dir():
+        try:
+            return Corpus(directory)
+        except DamagedCorpusError as error:
+            say(f"the tokenised corpus in the cache is damaged, and is made again: {error}")
+        _remove(directory)
     if not directory.is_dir():
         scratch = cache / f".building-{fingerprint[:16]}-{secrets.token_hex(4)}"
         scratch.mkdir()
@@ -153,10 +176,23 @@ def open_corpus(
             write_description(scratch, {"fingerprint": fingerprint, "identity": identity, **built})
             # Another process may have been faster; both directories hold the same.
             with contextlib.suppress(OSError):
-                scratch.rename(directory)
+                atomic.rename(scratch, directory)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return Corpus(directory)
+
+
+def _remove(directory: pathlib.Path) -> None:
+    """Remove a damaged corpus, unless another process has made it again meanwhile."""
+    with locks.held(directory.with_name(f".{directory.name}.lock"), wait=True, remove=True):
+        with contextlib.suppress(DamagedCorpusError):
+            Corpus(directory)
+            return
+        # Renamed first, so that a process that dies here leaves nothing that looks like a corpus.
+        gone = directory.with_name(f".damaged-{directory.name[:16]}-{secrets.token_hex(4)}")
+        with contextlib.suppress(FileNotFoundError):
+            atomic.rename(directory, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _check_not_empty(report: dict[str, Any]) -> None:
@@ -178,19 +214,17 @@ def _identity(
     cache: pathlib.Path,
 ) -> dict[str, Any]:
     """All that the tokens depend on, each part under the name of its option."""
-    vocabulary = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
-    vocabulary.update(json.dumps(tokenizer.chat_template, sort_keys=True).encode())
+    vocabulary = tokenizer.backend_tokenizer.to_str() + json.dumps(tokenizer.chat_template, sort_keys=True)
     return {
         "corpus_format": FORMAT,
-        **{f"content of {file.name}": digest for file, digest in zip(files, _digests(files, cache), strict=True)},
-        "files": [file.name for file in files],
+        **{CONTENT.format(number): digest for number, digest in enumerate(_digests(files, cache), 1)},
         **dataclasses.asdict(read),
         "granularities_tokenised": sorted(map(str, granularities.stages)),
         "window_tail": granularities.window_tail,
         "window_stride": granularities.window_stride,
         **dataclasses.asdict(encoding),
         "step_separator": encoding.separator,
-        "tokenizer": vocabulary.hexdigest(),
+        "tokenizer": digests.of_text(vocabulary),
     }
 
 
@@ -198,23 +232,20 @@ def _digests(files: list[InputFile], cache: pathlib.Path) -> list[str]:
     """SHA-256 of each file's content, from contents.json where the file has not changed since."""
     store = cache / "contents.json"
     try:
-        known = json.loads(store.read_text(encoding="utf-8"))
-    # Missing, or cut off by a full disk: it only saves time.
+        known = digests.unsealed(json.loads(store.read_text(encoding="utf-8")))
+    # Missing, or damaged: it only saves time.
     except (OSError, ValueError):
         known = {}
-    digests, changed = [], False
+    found, changed = [], False
     for file in files:
         path, status, now = str(file.path.resolve()), file.path.stat(), time.time_ns()
         stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
         entry = known.get(path)
         if entry is None or entry[:3] != stamp:
-            with file.path.open("rb") as stream:
-                entry = [*stamp, hashlib.file_digest(stream, "sha256").hexdigest()]
+            entry = [*stamp, digests.of_file(file.path)]
             if now - status.st_mtime_ns > _SETTLED_NS:
                 known[path], changed = entry, True
-        digests.append(entry[3])
+        found.append(entry[3])
     if changed:
-        scratch = cache / f".contents-{secrets.token_hex(4)}"
-        scratch.write_text(json.dumps(known, indent=1), encoding="utf-8")
-        scratch.replace(store)
-    return digests
+        atomic.write_json(store, digests.sealed(known), indent=1)
+    return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +24,7 @@ from cfprm_jax.data.formats.files import Paths
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
+from cfprm_jax.runtime import digests
 
 # Trajectories tokenised in one call: enough to keep the tokenizer's threads busy.
 _BATCH = 512
@@ -38,8 +38,7 @@ def is_held_out(question: str, fraction: float) -> bool:
     It goes by a hash of the question's normal form (:mod:`cfprm_jax.data.questions`), so that a question is on one side
     in all its spellings.
     """
-    digest = hashlib.sha256(questions.normalise(question).encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64 < fraction
+    return int.from_bytes(digests.raw(questions.normalise(question))[:8], "big") / 2**64 < fraction
 
 
 class _Counts:

@@ -18,7 +18,7 @@ import numpy as np
 
 from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, PackingConfig
 from cfprm_jax.data.batching import BatchPlan, shuffled, stages
-from cfprm_jax.data.corpus import Corpus
+from cfprm_jax.data.corpus import CONTENT, Corpus
 from cfprm_jax.data.corpus_files import GranularityReader
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
@@ -147,12 +147,21 @@ def difference(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | No
     Args:
       saved, current: fingerprints of loaders (:attr:`Loader.fingerprint`); the first may come from JSON.
     """
+    saved, current = _files_by_place(saved), _files_by_place(current)
     found = []
     for name in [*saved, *(name for name in current if name not in saved)]:
         before, now = saved.get(name, "nothing"), current.get(name, "nothing")
         if before != now:
             found.append(f"{name} was {_shown(before)} and is {_shown(now)}")
     return "; ".join(found) or None
+
+
+def _files_by_place(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint of an earlier version, which has the names of files, as today's, which has not: contents decide."""
+    if not isinstance(fingerprint.get("files"), list):
+        return dict(fingerprint)
+    named = {f"content of {name}": CONTENT.format(number) for number, name in enumerate(fingerprint["files"], 1)}
+    return {named.get(name, name): value for name, value in fingerprint.items() if name != "files"}
 
 
 def evaluation_batches(

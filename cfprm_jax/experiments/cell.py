@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +33,7 @@ from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.scorer import Item, Plan, Scorer
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import caches
+from cfprm_jax.runtime import caches, digests
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program
 
@@ -242,12 +241,8 @@ def every_n(
 
 def digest(params: Mapping[str, Any]) -> str:
     """SHA-256 of the parameters' names, shapes and bytes."""
-    total = hashlib.sha256()
-    for path, leaf in _leaves(params):
-        value = np.ascontiguousarray(leaf)
-        total.update(f"{path} {value.dtype} {value.shape}".encode())
-        total.update(value.tobytes())
-    return total.hexdigest()
+    named = ((path, np.ascontiguousarray(leaf)) for path, leaf in _leaves(params))
+    return digests.of_parts(part for path, x in named for part in (f"{path} {x.dtype} {x.shape}".encode(), x.tobytes()))
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.contrasts import Results, row_title
 from cfprm_jax.experiments.grid import ORM, SWEEP
 from cfprm_jax.experiments.intervals import estimates
+from cfprm_jax.runtime import atomic
 
 
 def write(results: Results, path: pathlib.Path) -> None:
@@ -47,4 +48,5 @@ def write(results: Results, path: pathlib.Path) -> None:
     if handles:
         axes[0, 0].legend(handles, labels, fontsize=7, frameon=False)
     # Neither date nor version in the file: the same results give the same bytes.
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    with atomic.writing(path) as file:
+        figure.savefig(file, format="png", dpi=150, metadata={"Software": None})

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import io
 import json
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 from cfprm_jax.config import LARGEST_SEED, DeviceConfig, EncodingConfig, Options, option
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
+from cfprm_jax.runtime import atomic, locks
 from cfprm_jax.synthetic import judge
 from cfprm_jax.synthetic.solver import Bias, Mistake, sample_misconceptions, solve
 from cfprm_jax.synthetic.world import DAYS, Problem, WorldConfig, distinct_problems, sample_problem
@@ -105,7 +104,7 @@ def make(
     """
     root = pathlib.Path(directory) / level
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / "lock"):
+    with locks.held(root / "lock", wait=True):  # others wait, and then find what this one made
         _require_same(root / "config.json", {**dataclasses.asdict(config), **dataclasses.asdict(encoding)})
         laboratory = _Laboratory(root, level, config, encoding, compile_cache_dir, say)
         laboratory.policy()
@@ -145,27 +144,24 @@ class _Laboratory:
         from cfprm_jax.synthetic.tokenizer import make_tokenizer
 
         tokenizer = make_tokenizer()
-        partial = self._root / "policy.partial"
-        loss = train_policy(
-            partial,
-            list(self._demonstrations()),
-            tokenizer,
-            make_config(len(tokenizer)),
-            self._encoding,
-            PolicyConfig(),
-            self._config.world_seed,
-        )
-        partial.rename(target)
+        with atomic.new_directory(target) as partial:
+            loss = train_policy(
+                partial,
+                list(self._demonstrations()),
+                tokenizer,
+                make_config(len(tokenizer)),
+                self._encoding,
+                PolicyConfig(),
+                self._config.world_seed,
+            )
         self._say(f"policy      redundancy {self._level}: {loss:.3f} nats a token at the end")
 
     def backbone(self) -> pathlib.Path:
         """What reward models start from."""
         target = self._root / "backbone"
         if not target.exists():
-            partial = self._root / "backbone.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            write_backbone(self._root / "policy", partial, self._encoding)
-            partial.rename(target)
+            with atomic.new_directory(target) as partial:
+                write_backbone(self._root / "policy", partial, self._encoding)
         return target
 
     def _demonstrations(self) -> Iterator[Demonstration]:
@@ -310,10 +306,8 @@ def describe(path: pathlib.Path) -> str:
 
 def _write(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
     """A file that is whole or is not there."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    partial.rename(path)
+    with atomic.writing(path) as file:
+        file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def _require_same(path: pathlib.Path, options: dict[str, Any]) -> None:
@@ -328,12 +322,4 @@ def _require_same(path: pathlib.Path, options: dict[str, Any]) -> None:
             raise UserError(
                 f"{path.parent} was made with other options: {'; '.join(changed)}. Name another --output_dir"
             )
-    path.write_text(json.dumps(options, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-    """One process at a time; others wait and then find what it made."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    atomic.write_json(path, options, indent=1)

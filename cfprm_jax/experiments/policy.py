@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import shutil
@@ -32,6 +31,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.qwen2 import Qwen2
+from cfprm_jax.runtime import atomic
 from cfprm_jax.training import optimizer
 
 _WEIGHTS = "model.safetensors"
@@ -181,7 +181,7 @@ def _write(directory: pathlib.Path, params: Any, network: PRMConfig, raw: dict[s
         "generation_config.json": {"eos_token_id": end, "pad_token_id": tokenizer.pad_token_id},
     }
     for name, content in files.items():
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n")
+        atomic.write_json(directory / name, content)
     save_tokenizer(tokenizer, directory)
 
 
@@ -191,7 +191,7 @@ def write_backbone(policy: pathlib.Path, directory: pathlib.Path, encoding: Enco
     The policy's texts never hold the marker, which stands in the separator's place: reward models then begin with what
     the policy has learned to read. The policy itself keeps its own, as its output layer is the embedding.
     """
-    shutil.copytree(policy, directory)
+    shutil.copytree(policy, directory, dirs_exist_ok=True)
     tokenizer = load_tokenizer(directory, encoding.marker)
     separator = tokenizer(encoding.separator, add_special_tokens=False)["input_ids"]
     tensors = load_file(directory / _WEIGHTS)

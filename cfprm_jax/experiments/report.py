@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from cfprm_jax.experiments.contrasts import Family, Results, families, row_title
 from cfprm_jax.experiments.grid import ORM, TREATMENTS
 from cfprm_jax.experiments.intervals import estimates
 from cfprm_jax.experiments.runner import Result
+from cfprm_jax.runtime import atomic
 
 FILES = ("findings.txt", "table2.md", "table2.tex", "controls.md", "figure.png", "results.json")
 
@@ -40,12 +40,12 @@ def write(
     results = Results(done, subsets)
     found = families(results)
     words = text.page(results, found, _materials(results, tests))
-    (directory / "findings.txt").write_text(words)
-    (directory / "table2.md").write_text(table2.markdown(results, found))
-    (directory / "table2.tex").write_text(table2.latex(results, found))
-    (directory / "controls.md").write_text(controls(results, found))
+    atomic.write_text(directory / "findings.txt", words)
+    atomic.write_text(directory / "table2.md", table2.markdown(results, found))
+    atomic.write_text(directory / "table2.tex", table2.latex(results, found))
+    atomic.write_text(directory / "controls.md", controls(results, found))
     figure.write(results, directory / "figure.png")
-    (directory / "results.json").write_text(json.dumps(_json(results, found, tests, config), indent=1) + "\n")
+    atomic.write_json(directory / "results.json", _json(results, found, tests, config), indent=1)
     return words
 
 

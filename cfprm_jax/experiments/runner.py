@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import hashlib
 import io
 import json
 import pathlib
@@ -33,7 +31,7 @@ from cfprm_jax.experiments import laboratory
 from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
 from cfprm_jax.experiments.grid import COMPUTE, MATCHED, TREATMENTS, Cell
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import caches
+from cfprm_jax.runtime import atomic, caches, digests, locks
 from cfprm_jax.runtime.progress import duration
 
 LABORATORY = "laboratory"
@@ -179,12 +177,11 @@ class Runner:
             "tests": [[test.name, self._digest(test.path)] for test in self.tests(cell.level)],
             "n": self._materials.sizes,
         }
-        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        return digests.of_json(identity)
 
     def _digest(self, path: pathlib.Path) -> str:
         if path not in self._digests:
-            with path.open("rb") as file:
-                self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+            self._digests[path] = digests.of_file(path)
         return self._digests[path]
 
     def _load(self, cell: Cell) -> Result | None:
@@ -202,8 +199,8 @@ class Runner:
         outcome = self._bench.run(config, self.tests(cell.level), self._materials.sizes)
         summary = _summary(outcome, self._fingerprint(cell), self._materials.sizes)
         seconds = time.monotonic() - started
-        (directory / "train.flags").write_text(flags.flag_file(config))
-        (directory / "seconds.txt").write_text(f"{seconds:.2f}\n")
+        atomic.write_text(directory / "train.flags", flags.flag_file(config))
+        atomic.write_text(directory / "seconds.txt", f"{seconds:.2f}\n")
         _write(directory / "result.npz", summary, outcome.right)
         return Result(cell, summary, outcome.right), seconds
 
@@ -236,9 +233,7 @@ def _write(path: pathlib.Path, summary: dict[str, Any], right: dict[str, np.ndar
     content = io.BytesIO()
     arrays: dict[str, Any] = {"summary": np.array(json.dumps(summary)), **right}
     np.savez_compressed(content, **arrays)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content.getvalue())
-    partial.rename(path)
+    atomic.write_bytes(path, content.getvalue())
 
 
 def _accuracies(result: Result) -> str:
@@ -255,10 +250,5 @@ def _accuracies(result: Result) -> str:
 def _claimed(directory: pathlib.Path) -> Iterator[bool]:
     """Whether this process has the cell, which it keeps until the end of the block, however that comes."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+    with locks.held(directory / "lock") as granted:
+        yield granted

@@ -11,11 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
-import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +25,7 @@ from cfprm_jax.huggingface.from_devices import pieces, whole
 from cfprm_jax.huggingface.safetensors_files import DTYPES, PlannedTensor, write_shards
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params, ParamSpec, lookup, param_specs, walk
-from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime import atomic, output_paths
 
 EXPORT_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 # "At most 5 GB a file", in the decimal gigabytes that hubs count in.
@@ -144,20 +141,14 @@ def new_directory(
     # Imported here: whoever only loads weights does not need a tokenizer library.
     from cfprm_jax.data.encoding import save_tokenizer
 
-    partial = directory.absolute().parent / f".{directory.absolute().name}.partial-{os.getpid()}"
-    partial.mkdir(parents=True)
-    try:
+    with atomic.new_directory(directory) as partial:
         yield partial
         prm = {"head": head, "encoding": dataclasses.asdict(encoding)}
         for name, value in {**described, "prm.json": prm}.items():
-            (partial / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            atomic.write_json(partial / name, value)
         save_tokenizer(tokenizer, partial)
         for name, text in texts.items():
-            (partial / name).write_text(text, encoding="utf-8")
-        partial.rename(directory.absolute())
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            atomic.write_text(partial / name, text)
 
 
 def counter(

@@ -9,11 +9,9 @@ Writing takes one piece of a tensor at a time.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import atomic, digests
 
 DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -204,14 +203,15 @@ def fingerprint(tensors: Iterable[StoredTensor]) -> str:
     Which shard a tensor is in does not matter. Models of one shape, such as a base model and what was tuned from it,
     differ in those bytes.
     """
-    digest = hashlib.sha256()
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        size = math.prod(tensor.shape) * (DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else 1)
-        with tensor.file.open("rb") as file:
-            file.seek(tensor.offset)
-            sample = file.read(min(size, _SAMPLE_BYTES))
-        digest.update(json.dumps([tensor.name, tensor.dtype, tensor.shape, sample.hex()]).encode())
-    return digest.hexdigest()
+    return digests.of_parts(map(_sampled, sorted(tensors, key=lambda tensor: tensor.name)))
+
+
+def _sampled(tensor: StoredTensor) -> bytes:
+    size = math.prod(tensor.shape) * (DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else 1)
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.offset)
+        sample = file.read(min(size, _SAMPLE_BYTES))
+    return json.dumps([tensor.name, tensor.dtype, tensor.shape, sample.hex()]).encode()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +259,7 @@ def write_shards(
         weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         total = sum(math.prod(tensor.shape) for tensor in tensors) * itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        atomic.write_json(directory / INDEX, index)
     return names
 
 
@@ -293,5 +293,4 @@ def write_file(
                     written(values.nbytes)
             if rows != tensor.shape[0]:
                 raise ValueError(f"{tensor.name}: {rows} rows, planned {tensor.shape}")
-        file.flush()
-        os.fsync(file.fileno())
+        atomic.sync(file)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from cfprm_jax.checkpoints.saving import LoadedPRM, load_for_inference
+from cfprm_jax.checkpoints.saving import LoadedPRM, load_for_inference, warn
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
@@ -29,6 +29,7 @@ def open_prm(
     attention: str = "auto",
     mesh: Mesh | None = None,
     encoding: EncodingConfig | None = None,
+    say: Callable[[str], None] = warn,
 ) -> LoadedPRM:
     """The PRM that a directory holds, ready to score.
 
@@ -41,6 +42,8 @@ def open_prm(
       mesh: where the parameters go; None is one device.
       encoding: how texts become tokens, for a Hugging Face directory that does not say so (prm.json, which export
         writes); a directory that does say is believed. None is EncodingConfig's defaults.
+      say: takes a line about a checkpoint of a run that is damaged, so that an older one is taken; see
+        :func:`cfprm_jax.checkpoints.saving.load_for_inference`.
 
     Raises:
       UserError: nothing of that kind is there, or a language model without a reward head.
@@ -50,7 +53,7 @@ def open_prm(
         raise loading.no_such_directory(path, "a run of train, a checkpoint or a Hugging Face directory")
     target = path.resolve()  # of RUN/best
     if target.name == CHECKPOINTS or target.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir():
-        return load_for_inference(path, dtype, attention, mesh)
+        return load_for_inference(path, dtype, attention, mesh, say)
     head = loading.head_of(path)
     if head is None:
         raise UserError(f"{path} has no reward head (score.*): it is a language model, not a process reward model")

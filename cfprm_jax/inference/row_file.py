@@ -8,25 +8,22 @@ OUTPUT.config.json has the resolved flags, and what identifies the inputs: the s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
-import hashlib
 import json
-import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import atomic, locks
 from cfprm_jax.runtime.regular_files import check_output
 
 RESUMES = ("never", "auto", "always")
 _FINGERPRINT = "fingerprint"
+_RESOLVED = "resolved"
 # Flags that no row depends on, and those whose contents the fingerprint has.
-_FREE = frozenset({"resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions"})
-# Of a large file so many pieces are looked at, spread evenly: weights that were trained on differ everywhere.
-_PIECES, _PIECE = 64, 4096
+_FREE = frozenset({"resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"})
 
 
 class RowFile:
@@ -37,16 +34,31 @@ class RowFile:
       complete: whether all are, so that nothing is left to do.
     """
 
-    def __init__(self, file: IO[bytes] | None, done: int) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes] | None, done: int, beside: pathlib.Path) -> None:
+        self._file, self._beside = file, beside
         self.done = done
         self.complete = file is None
+
+    def require(self, name: str, value: Any) -> None:
+        """Compare what is known only now, such as the checkpoint that was whole, with what the first rows are of.
+
+        Raises:
+          UserError: they are of another one.
+        """
+        held = json.loads(self._beside.read_text(encoding="utf-8"))
+        resolved = held.get(_RESOLVED, {})
+        if self.done and resolved.get(name, value) != value:
+            raise UserError(
+                f"{self._beside}: the {self.done:,} rows of --output are of {name} {resolved[name]}, and now there is "
+                f"{name} {value}: name another file"
+            )
+        atomic.write_json(self._beside, {**held, _RESOLVED: {**resolved, name: value}})
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add one row; it survives the process from here on."""
         if self._file is None:
             raise ValueError("the file is complete")
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        self._file.write(atomic.encode_json(row))
         self._file.flush()
 
 
@@ -59,7 +71,7 @@ def open_rows(
     Args:
       resume: "never" refuses an output that exists or was begun, "auto" goes on with it or begins, "always" needs it.
       config: the resolved flags.
-      fingerprint: what identifies model and inputs (see :func:`fingerprint_of`).
+      fingerprint: what identifies model and inputs (see :func:`cfprm_jax.runtime.digests.of_paths`).
 
     Raises:
       UserError: what resume does not allow; an output of other flags, model or inputs; or another process at work.
@@ -72,19 +84,23 @@ def open_rows(
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.exists():
         _check_same(output, beside, description)
-        yield RowFile(None, 0)
+        yield RowFile(None, 0, beside)
         return
-    with partial.open("a+b") as file:
-        _lock(file, output)
+    with locks.opened(partial, "a+b") as file:
+        if file is None:
+            raise UserError(f"--output={output}: another process is writing it")
+        if output.exists():
+            partial.unlink()
+            raise UserError(f"--output={output}: another process has just written it")
         done = 0
         if _cut_to_whole_rows(file):
             _check_same(output, beside, description)
             file.seek(0)
             done = sum(1 for _ in file)
         else:
-            beside.write_text(json.dumps(description, indent=2) + "\n")
+            atomic.write_json(beside, description)
         try:
-            yield RowFile(file, done)
+            yield RowFile(file, done, beside)
         except BaseException:
             # Nothing to go on with is no reason to refuse the next start.
             if not file.tell():
@@ -109,7 +125,7 @@ def _check_resume(output: pathlib.Path, partial: pathlib.Path, beside: pathlib.P
 def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping[str, Any]) -> None:
     """UserError unless the rows that are there are of the same flags and inputs."""
     try:
-        before = json.loads(beside.read_text())
+        before = json.loads(beside.read_text(encoding="utf-8"))
         differ = [
             f"--{name}" if name != _FINGERPRINT else _changed(before.get(name), description[name])
             for name in {**description, **before}
@@ -126,15 +142,6 @@ def _changed(before: Any, now: Mapping[str, str]) -> str:
     return ", ".join(name for name in now if before.get(name) != now[name]) or "set of inputs"
 
 
-def _lock(file: IO[bytes], output: pathlib.Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(f"--output={output}: another process is writing it") from error
-    except OSError:  # a file system without locks: no worse than not asking
-        pass
-
-
 def _cut_to_whole_rows(file: IO[bytes]) -> int:
     """Drop what a kill left of a row; how many bytes remain."""
     file.seek(0)
@@ -149,41 +156,12 @@ def _cut_to_whole_rows(file: IO[bytes]) -> int:
 
 
 def _finish(file: IO[bytes], partial: pathlib.Path, output: pathlib.Path) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    atomic.sync(file)
     if output.suffix != ".gz":
-        partial.rename(output)
+        atomic.rename(partial, output)
         return
-    packed = output.with_name(f"{output.name}.packing")
     file.seek(0)
-    with packed.open("wb") as raw:
-        # No name and no time inside: the same rows give the same file.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as target:
-            shutil.copyfileobj(file, target, 1 << 20)
-        raw.flush()
-        os.fsync(raw.fileno())
-    packed.rename(output)
+    # No name and no time inside: the same rows give the same file.
+    with atomic.writing(output) as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as target:
+        shutil.copyfileobj(file, target, 1 << 20)
     partial.unlink()
-
-
-def fingerprint_of(paths: Iterable[pathlib.Path], whole: bool) -> str:
-    """What tells files, and folders of files, from others: names in a folder, sizes, and contents.
-
-    Args:
-      whole: whether all of the contents count, or (for gigabytes of weights) pieces spread over each file.
-    """
-    digest = hashlib.sha256()
-    for path in paths:
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in files:
-            size = file.stat().st_size
-            digest.update(f"{file.relative_to(path) if path.is_dir() else ''}\n{size}\n".encode())
-            with file.open("rb") as content:
-                if whole or size <= _PIECES * _PIECE:
-                    while piece := content.read(1 << 20):
-                        digest.update(piece)
-                    continue
-                for number in range(_PIECES):
-                    content.seek(number * (size - _PIECE) // (_PIECES - 1))
-                    digest.update(content.read(_PIECE))
-    return digest.hexdigest()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from cfprm_jax.inference.choice import choose
 from cfprm_jax.inference.decoder import BLOCK, STRIDE, DecoderParams, KeysValues, Place
 from cfprm_jax.inference.policy import Policy
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.runtime import digests
 from cfprm_jax.sharding import rules
 
 # Rows a device are a multiple of this: with three, XLA's CPU kernels let the last bit depend on the cache's length.
@@ -269,7 +269,7 @@ class _Run:
 
 
 def _name_hash(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little", signed=True)
+    return int.from_bytes(digests.raw(name)[:4], "little", signed=True)
 
 
 def _prompt_length(length: int) -> int:

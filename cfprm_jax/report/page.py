@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import gzip
-import hashlib
 import html
 import importlib.resources
 import json
@@ -28,6 +27,7 @@ from cfprm_jax.evaluation.pool import Pool, question_fields
 from cfprm_jax.grading.grader import Judgement
 from cfprm_jax.report import curves_svg, results, tables
 from cfprm_jax.report.series import columns, curves, sizes
+from cfprm_jax.runtime import atomic, digests
 
 # Questions that are unpacked together when one of them is opened.
 _BLOCK = 8
@@ -150,7 +150,7 @@ def _packed(content: Any) -> tuple[str, int]:
 
 def write(outcome: Mapping[str, Any], data: Data, path: str | pathlib.Path) -> None:
     """Write the page."""
-    pathlib.Path(path).write_text(_page(outcome, data), encoding="utf-8")
+    atomic.write_text(path, _page(outcome, data))
 
 
 def _page(outcome: Mapping[str, Any], data: Data) -> str:
@@ -203,7 +203,7 @@ def _temml_style() -> str:
 
 def _hash(text: str) -> str:
     """What the content security policy knows an inline script or style by."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return f"'sha256-{base64.b64encode(digests.raw(text)).decode()}'"
 
 
 def _table(grid: Sequence[Sequence[str]], label: str) -> str:

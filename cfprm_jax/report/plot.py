@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cfprm_jax.report.series import Curve, columns, curves
+from cfprm_jax.runtime import atomic
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; dashes and markers say the same again.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7F7F7F", "#5D3A9B")
@@ -40,7 +41,8 @@ def write(outcome: Mapping[str, Any], path: str | pathlib.Path) -> None:
             panel.spines[side].set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
+    with atomic.writing(path) as file:
+        figure.savefig(file, format="png", dpi=150)
 
 
 def _draw(panel: Any, curve: Curve, number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from cfprm_jax.evaluation.best_of_n import Row
 from cfprm_jax.evaluation.breakdown import Correlation, Difference, Part
 from cfprm_jax.evaluation.pool import Pool
 from cfprm_jax.report import tables
+from cfprm_jax.runtime import atomic
 
 RESULTS, TABLE, LATEX, PLOT, PAGE = "results.json", "table.md", "table.tex", "plot.png", "report.html"
 
@@ -164,6 +164,6 @@ def document(outcome: Mapping[str, Any]) -> str:
 def write(outcome: Mapping[str, Any], directory: str | pathlib.Path) -> None:
     """Write results.json, table.md and table.tex into a directory that exists."""
     directory = pathlib.Path(directory)
-    (directory / RESULTS).write_text(json.dumps(outcome, indent=1) + "\n")
-    (directory / TABLE).write_text(document(outcome))
-    (directory / LATEX).write_text(tables.latex(outcome))
+    atomic.write_json(directory / RESULTS, outcome, indent=1)
+    atomic.write_text(directory / TABLE, document(outcome))
+    atomic.write_text(directory / LATEX, tables.latex(outcome))

@@ -3,7 +3,8 @@
 config.json, run.flags    the resolved flags
 corpus.json               counts of the training corpus, skipped and malformed rows
 metrics.jsonl             a line a step; tensorboard/ beside it
-model/                    config.json and tokenizer as Hugging Face has them, prm.json with what makes it a PRM
+model/                    config.json and tokenizer as Hugging Face has them, prm.json with what makes it a PRM, and
+                          checksums.json of these
 checkpoints/STEP/         Orbax
 lock                      held by the process that trains
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import pathlib
 import shutil
@@ -25,7 +25,7 @@ from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, Mode
 from cfprm_jax.data.encoding import save_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import HEADS
-from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime import atomic, digests, locks, output_paths
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
@@ -35,6 +35,7 @@ GENERATION = "generation_config.json"
 LOCK = "lock"
 METRICS = "metrics.jsonl"
 MODEL = "model"
+MODEL_CHECKSUMS = "checksums.json"
 PRM_FILE = "prm.json"
 TENSORBOARD = "tensorboard"
 
@@ -67,16 +68,18 @@ def locked(path: pathlib.Path, resume: str) -> Iterator[None]:
     Raises:
       UserError: another process is training there, or has done so since :func:`check`.
     """
+    made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    with (path / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"--output_dir={path}: another process is training there") from error
-        except OSError:  # a file system without locks: no worse than not asking
-            pass
-        check(str(path), resume)
-        yield
+    try:
+        with locks.held(path / LOCK, remove=True) as granted:
+            if not granted:
+                raise UserError(f"--output_dir={path}: another process is training there")
+            check(str(path), resume)
+            yield
+    finally:
+        if made:  # and nothing was written
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def read_prm(directory: pathlib.Path) -> tuple[dict[str, Any], EncodingConfig | None]:
@@ -112,8 +115,7 @@ def compute_dtype(dtype: str, meta: dict[str, Any], backbone_config: dict[str, A
 
 def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:
     """corpus.json: what the training corpus holds, and what was skipped, truncated or malformed, row by row."""
-    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
-    (output_dir / CORPUS).write_text(text, encoding="utf-8", errors="backslashreplace")
+    atomic.write_json(output_dir / CORPUS, report, indent=1)
 
 
 def write_model(
@@ -134,12 +136,6 @@ def write_model(
       source: directory of the backbone, whose generation_config.json is kept if it has one.
       lora: adapters and where their backbone is, of a run that trains adapters.
     """
-    directory = output_dir / MODEL
-    directory.mkdir(parents=True, exist_ok=True)
-    save_tokenizer(tokenizer, directory)
-    (directory / CONFIG).write_text(json.dumps(backbone_config, indent=2) + "\n")
-    if source is not None and (source / GENERATION).is_file():
-        shutil.copyfile(source / GENERATION, directory / GENERATION)
     prm = {
         "head": model.head,
         "dtype": model.dtype,
@@ -151,4 +147,45 @@ def write_model(
     }
     if lora is not None:
         prm["lora"] = dict(lora)
-    (directory / PRM_FILE).write_text(json.dumps(prm, indent=2) + "\n")
+    with atomic.updated_directory(output_dir / MODEL) as directory:
+        save_tokenizer(tokenizer, directory)
+        atomic.write_json(directory / CONFIG, backbone_config)
+        if source is not None and (source / GENERATION).is_file():
+            shutil.copyfile(source / GENERATION, directory / GENERATION)
+        atomic.write_json(directory / PRM_FILE, prm)
+        written = sorted(path.name for path in directory.iterdir())
+        atomic.write_json(directory / MODEL_CHECKSUMS, {name: _model_digest(directory / name) for name in written})
+
+
+def check_model(directory: pathlib.Path) -> None:
+    """Compare the files of model/ with what the run wrote; runs of earlier versions have nothing to compare with.
+
+    Raises:
+      UserError: naming a file that has changed or is missing.
+    """
+    path = directory / MODEL_CHECKSUMS
+    if not path.is_file():
+        return
+    again = "train --resume=auto of the run writes it again"
+    try:
+        written = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}; {again}") from error
+    for name, digest in written.items():
+        if not (directory / name).is_file():
+            raise UserError(f"{directory / name} is missing; {again}")
+        if _model_digest(directory / name) != digest:
+            raise UserError(
+                f"{directory / name} has changed since the run wrote it (its SHA-256 is not that in {path}); {again}; "
+                f"after a change that is meant, delete {path}"
+            )
+
+
+def _model_digest(path: pathlib.Path) -> str:
+    """Of a file of model/. Where the backbone of adapters is may be changed in prm.json: it may have moved."""
+    if path.name == PRM_FILE:
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            prm = json.loads(path.read_text(encoding="utf-8"))
+            lora = prm.get("lora") and {**prm["lora"], "backbone": None}
+            return digests.of_json({**prm, "lora": lora})
+    return digests.of_file(path)

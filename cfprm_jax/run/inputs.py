@@ -121,7 +121,16 @@ def open_data(
                 line.show(lambda: f"{share:.0%} of the corpus, {duration(line.elapsed)} so far", share)
 
         opened = open_corpus(
-            paths, config.read, granularity, config.encoding, tokenizer, cache, questions, fraction, report_share
+            paths,
+            config.read,
+            granularity,
+            config.encoding,
+            tokenizer,
+            cache,
+            questions,
+            fraction,
+            report_share,
+            lambda text: say(f"corpus      {text}"),
         )
         line.clear()
         return opened

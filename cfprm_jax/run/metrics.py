@@ -6,7 +6,6 @@ import collections
 import contextlib
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from tensorboardX.proto import event_pb2
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.run.directory import METRICS, TENSORBOARD
-from cfprm_jax.runtime import disk
+from cfprm_jax.runtime import atomic, disk
 from cfprm_jax.runtime.progress import ProgressLine, duration
 
 MEASURED = (
@@ -59,9 +58,8 @@ def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> int:
         again = not evaluated and row["step"] == step and any(name.startswith(EVALUATION) for name in row)
         if line.endswith("\n") and row["step"] <= step and not again:
             kept.append(line)
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text("".join(kept))
-    os.replace(scratch, path)  # noqa: PTH105 -- pathlib's replace is the same; this names the atomicity
+    if len(kept) < len(lines):
+        atomic.write_text(path, "".join(kept))
     return len(lines) - len(kept)
 
 

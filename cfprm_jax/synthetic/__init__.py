@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cfprm_jax.runtime import atomic
 from cfprm_jax.synthetic.solver import Bias, Solution, sample_bias, solve
 from cfprm_jax.synthetic.world import DAYS, Problem, WorldConfig, distinct_problems
 
@@ -50,11 +51,19 @@ def materialise(directory: str | pathlib.Path, seed: int, config: WorldConfig | 
       UserError: the configuration asks for more problems than there are.
     """
     config = config or WorldConfig()
-    directory = pathlib.Path(directory)
-    files = SyntheticFiles(
+    with atomic.updated_directory(directory) as scratch:
+        _fill(_files(scratch), seed, config)
+    return _files(pathlib.Path(directory))
+
+
+def _files(directory: pathlib.Path) -> SyntheticFiles:
+    return SyntheticFiles(
         directory / "model", directory / "train.jsonl", directory / "held_out.jsonl", directory / "candidates.jsonl"
     )
-    files.model.mkdir(parents=True, exist_ok=True)
+
+
+def _fill(files: SyntheticFiles, seed: int, config: WorldConfig) -> None:
+    files.model.mkdir()
     _write_model(files.model)
     rng, taken = np.random.default_rng((seed, _PROBLEMS)), set[Problem]()
     held_out = distinct_problems(config, config.held_out_problems, rng, taken)
@@ -63,7 +72,6 @@ def materialise(directory: str | pathlib.Path, seed: int, config: WorldConfig | 
     _write(files.train, _stepwise_rows(train, wild, seed, _TRAIN, "train"))
     _write(files.held_out, _stepwise_rows(held_out, wild, seed, _HELD_OUT, "held_out"))
     _write(files.candidates, _candidates_rows(held_out, config, seed))
-    return files
 
 
 def _write_model(directory: pathlib.Path) -> None:

@@ -9,7 +9,8 @@ import os
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.inference.row_file import fingerprint_of, open_rows
+from cfprm_jax.inference.row_file import open_rows
+from cfprm_jax.runtime.digests import of_paths
 
 ROWS = [{"number": number, "text": "é" * number} for number in range(5)]
 CONFIG, PRINT = {"seed": 0, "resume": "never"}, {"model": "m", "input": "i"}
@@ -43,6 +44,25 @@ def test_the_file_has_its_name_when_all_is_there(tmp_path):
     assert output.read_bytes() == lines(ROWS)
     assert names(output.parent) == {"out.jsonl", "out.jsonl.config.json"}
     assert json.loads((tmp_path / "new" / "out.jsonl.config.json").read_text()) == {**CONFIG, "fingerprint": PRINT}
+
+
+def test_what_is_known_only_later_must_be_the_same_too(tmp_path):
+    """Such as the checkpoint that was whole: rows of two are never in one file."""
+
+    def begin(step):
+        with open_rows(tmp_path / "out.jsonl", "auto", CONFIG, PRINT) as file:
+            file.require("step", step)
+            file.write(ROWS[file.done])
+            raise InterruptedError
+
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            begin(7)
+    with pytest.raises(UserError, match=r"out.jsonl.config.json: the 2 rows of --output are of step 7, .* step 6"):
+        begin(6)
+    with open_rows(tmp_path / "out.jsonl", "auto", CONFIG, PRINT) as file:
+        assert file.done == 2
+        file.require("step", 7)
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
@@ -118,26 +138,26 @@ def test_fingerprints_tell_contents_apart(tmp_path):
     content = bytearray(1_000_000)
     weights.write_bytes(content)
     (folder / "config").write_text("a")
-    seen = {fingerprint_of([folder], whole=False)}
-    assert fingerprint_of([folder], whole=False) in seen
+    seen = {of_paths([folder], whole=False)}
+    assert of_paths([folder], whole=False) in seen
     for place in (0, 999_999):
         changed = bytearray(content)
         changed[place] = 1
         weights.write_bytes(changed)
-        seen.add(fingerprint_of([folder], whole=False))
+        seen.add(of_paths([folder], whole=False))
     weights.write_bytes(content[:-1])
-    seen.add(fingerprint_of([folder], whole=False))
+    seen.add(of_paths([folder], whole=False))
     (folder / "config").write_text("b")
-    seen.add(fingerprint_of([folder], whole=False))
+    seen.add(of_paths([folder], whole=False))
     (folder / "config").rename(folder / "other")
-    seen.add(fingerprint_of([folder], whole=False))
+    seen.add(of_paths([folder], whole=False))
     assert len(seen) == 6
     changed = bytearray(content)
     changed[5000] = 1
     weights.write_bytes(content)
-    whole = fingerprint_of([weights], whole=True)
+    whole = of_paths([weights], whole=True)
     weights.write_bytes(changed)
-    assert fingerprint_of([weights], whole=True) != whole
+    assert of_paths([weights], whole=True) != whole
 
 
 def test_an_output_that_is_no_file_is_refused(tmp_path):

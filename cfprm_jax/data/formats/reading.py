@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import os
-import pathlib
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -25,6 +23,7 @@ from cfprm_jax.data.formats.grouping import Grouping
 from cfprm_jax.data.formats.registry import FORMATS
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import atomic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +100,7 @@ def read(
 
 def write_bad_rows(path: str | os.PathLike[str], bad_rows: Iterable[BadRow]) -> None:
     """Write the side file that lists skipped rows: JSON lines of "file", "line", "reason" and "excerpt"."""
-    lines = [json.dumps(dataclasses.asdict(bad), ensure_ascii=False) + "\n" for bad in bad_rows]
-    pathlib.Path(path).write_text("".join(lines), encoding="utf-8")
+    atomic.write_bytes(path, b"".join(atomic.encode_json(dataclasses.asdict(bad)) for bad in bad_rows))
 
 
 @dataclasses.dataclass

@@ -1,0 +1,84 @@
+"""SHA-256 of texts, JSON values and files: what tells contents apart, the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# Pieces that are read of a large file, spread evenly: weights that were trained on differ everywhere.
+_PIECES, _PIECE = 64, 4096
+_READ = 1 << 20
+
+
+def of_parts(parts: Iterable[bytes]) -> str:
+    """Of bytes, end to end, in hexadecimal."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def of_text(text: str) -> str:
+    """Of a text in UTF-8."""
+    return of_parts([text.encode()])
+
+
+def of_json(value: Any) -> str:
+    """Of a JSON value; the order of the keys of its objects does not matter."""
+    return of_text(json.dumps(value, sort_keys=True))
+
+
+def sealed(content: Any) -> dict[str, Any]:
+    """A JSON value with its digest: what is written where a change on the disk is to be seen."""
+    return {"sha256": of_json(content), "content": content}
+
+
+def unsealed(held: Any) -> Any:
+    """The content of :func:`sealed`.
+
+    Raises:
+      ValueError: it has no checksum, or is not what the checksum is of.
+    """
+    if not isinstance(held, dict) or held.keys() != {"sha256", "content"}:
+        raise ValueError("has no checksum")
+    if held["sha256"] != of_json(held["content"]):
+        raise ValueError("has changed: it does not fit its checksum")
+    return held["content"]
+
+
+def of_file(path: str | pathlib.Path) -> str:
+    """Of the content of a file."""
+    with pathlib.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def of_paths(paths: Iterable[pathlib.Path], whole: bool) -> str:
+    """Of files, and of folders of files: names in a folder, sizes, and contents.
+
+    Args:
+      whole: whether all of the contents count, or (for gigabytes of weights) pieces spread over each file.
+    """
+    return of_parts(part for path in paths for part in _parts(path, whole))
+
+
+def raw(text: str) -> bytes:
+    """The 32 bytes of the digest of a text in UTF-8."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _parts(path: pathlib.Path, whole: bool) -> Iterator[bytes]:
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        size = file.stat().st_size
+        yield f"{file.relative_to(path) if path.is_dir() else ''}\n{size}\n".encode()
+        with file.open("rb") as content:
+            if whole or size <= _PIECES * _PIECE:
+                while piece := content.read(_READ):
+                    yield piece
+                continue
+            for place in range(_PIECES):
+                content.seek(place * (size - _PIECE) // (_PIECES - 1))
+                yield content.read(_PIECE)
