@@ -1,0 +1,71 @@
+"""What a resumed run compares: the content of its model and data, not where they are."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from cfprm_jax import train
+from cfprm_jax.errors import UserError
+from cfprm_jax.run.inputs import Sources
+
+RAW = {"model_type": "qwen2", "hidden_size": 8, "_name_or_path": "a"}
+
+
+def sources(model: pathlib.Path, init: str = "pretrained") -> Sources:
+    return Sources(model, init, (), (), "")
+
+
+@pytest.fixture
+def model(tmp_path) -> pathlib.Path:
+    (tmp_path / "model").mkdir()
+    save_file({"model.norm.weight": np.arange(8, dtype=np.float32)}, tmp_path / "model" / "model.safetensors")
+    return tmp_path / "model"
+
+
+def meta(path: str, content: str | None) -> dict:
+    return {"fingerprint": json.loads(json.dumps({"model": path, train.MODEL_CONTENT: content, "seed": 1}))}
+
+
+def test_a_model_is_told_by_its_content(model, tmp_path) -> None:
+    content = train.model_content(sources(model), RAW)
+    moved = shutil.copytree(model, tmp_path / "moved")
+    assert train.model_content(sources(moved), {**RAW, "_name_or_path": "b"}) == content is not None
+    assert train.model_content(sources(model), {**RAW, "hidden_size": 9}) != content
+    assert train.model_content(sources(model, "random"), RAW) not in (content, None)
+    save_file({"model.norm.weight": np.ones(8, np.float32)}, moved / "model.safetensors")
+    assert train.model_content(sources(moved), RAW) != content
+    (moved / "model.safetensors").unlink()
+    assert train.model_content(sources(moved), RAW) is None
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "told"),
+    [
+        (("a", "x"), ("b", "x"), None),
+        (("a", "x"), ("a", "y"), "content of the model was x and is y"),
+        (("a", "x"), ("a", None), None),  # its weights are gone, and not needed
+        (("a", "x"), ("b", None), "model was a and is b"),
+        (("a", None), ("a", "y"), None),
+        (("a", None), ("b", "y"), "model was a and is b"),
+    ],
+)
+def test_a_run_is_refused_by_content_where_it_is_known(saved, now, told) -> None:
+    current = meta(*now)["fingerprint"]
+    if told is None:
+        train.refuse_another_run(pathlib.Path("run"), meta(*saved), current)
+        return
+    with pytest.raises(UserError, match=told):
+        train.refuse_another_run(pathlib.Path("run"), meta(*saved), current)
+
+
+def test_runs_of_earlier_versions_are_told_by_the_path() -> None:
+    current = meta("a", "x")["fingerprint"]
+    train.refuse_another_run(pathlib.Path("run"), {"fingerprint": {"model": "a", "seed": 1}}, current)
+    with pytest.raises(UserError, match="model was b and is a"):
+        train.refuse_another_run(pathlib.Path("run"), {"fingerprint": {"model": "b", "seed": 1}}, current)
