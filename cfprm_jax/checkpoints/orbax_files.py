@@ -12,6 +12,7 @@ import json
 import logging
 import pathlib
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -27,6 +28,9 @@ JSON_FILE = "metadata"
 """Name of the file of a JSON item, in the folder of the item."""
 
 
+_TOO_LATE = "Event loop is closed"
+
+
 class DamagedError(UserError):
     """A checkpoint whose files are missing, unreadable, or not what was written."""
 
@@ -36,26 +40,30 @@ def quiet_orbax() -> None:
     logger = logging.getLogger("absl")
     if _is_not_orbax not in logger.filters:
         logger.addFilter(_is_not_orbax)
-        # Of several writers that fail, one is heard; asyncio would tell of the others when they are collected.
-        logging.getLogger("asyncio").addFilter(_did_not_fail_in_orbax)
+        # Of several writers one raises, and the event loop is closed; the others end later, each with a complaint of
+        # its own: of the loop, of the future that waits for it, of the task that is collected, or of the thread.
+        for name in ("asyncio", "concurrent.futures"):
+            logging.getLogger(name).addFilter(_is_no_late_writer)
         sys.unraisablehook = functools.partial(_unless_too_late, sys.unraisablehook)
+        threading.excepthook = functools.partial(_unless_too_late, threading.excepthook)
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in pathlib.PurePath(record.pathname).parts or record.exc_info is None
 
 
-def _did_not_fail_in_orbax(record: logging.LogRecord) -> bool:
+def _is_no_late_writer(record: logging.LogRecord) -> bool:
     if not record.exc_info:
-        return True
+        return not record.getMessage().startswith("Task was destroyed but it is pending!")
+    if str(record.exc_info[1]) == _TOO_LATE:
+        return False
     frames = traceback.extract_tb(record.exc_info[2])
     return not any("orbax" in pathlib.PurePath(frame.filename).parts for frame in frames)
 
 
-def _unless_too_late(hook: Callable[[Any], object], unraisable: Any) -> None:
-    # TensorStore's other writers of a failed save report to an event loop that is gone.
-    if str(unraisable.exc_value) != "Event loop is closed":
-        hook(unraisable)
+def _unless_too_late(hook: Callable[[Any], object], raised: Any) -> None:
+    if str(raised.exc_value) != _TOO_LATE:
+        hook(raised)
 
 
 @contextlib.contextmanager
