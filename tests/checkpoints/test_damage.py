@@ -182,7 +182,7 @@ def test_values_that_have_changed_places_are_seen_by_all(run: Run, tmp_path) -> 
     assert (path / "checkpoints" / "2.damaged").is_dir()
 
 
-ROW = {"question": "2 + 3?", "answer": "5", "candidates": [{"steps": ["2 + 3 = 5", "5"]}]}
+ROW = {"id": "1", "question": "2 + 3?", "answer": "5", "candidates": [{"steps": ["2 + 3 = 5", "5"]}]}
 BENCH_ROW = {"id": "math-0", "problem": "2 + 3?", "steps": ["2 + 3 = 5", "5"], "label": -1}
 
 
