@@ -86,6 +86,8 @@ def main(config: TrainConfig, asked: StopSignal | None = None) -> int:
 
 def run(config: TrainConfig, processes: Processes, asked: StopSignal) -> int:
     """One process's part of a run. The first prints and writes; the others compute."""
+    started = time.monotonic()
+    say: Say = functools.partial(print, flush=True) if processes.first else lambda _: None
     output_dir = pathlib.Path(
         processes.share(lambda: str(run_directory.check(config.run.output_dir, config.run.resume)))
     )
