@@ -31,6 +31,7 @@ LOSSES = ("bce", "mse", "q_ranking")
 SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
 PACKINGS = ("tree", "sequence", "none")
 ATTENTIONS = ("auto", "xla", "blockwise", "cudnn", "pallas")
+ENCODINGS = ("auto", "cfprm", "qwen_prm", "trl", "math_shepherd", "rlhflow", "skywork")
 AGGREGATIONS = ("min", "last", "product", "mean")
 
 # Upper bounds that several options share.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cfprm_jax import flags
-from cfprm_jax.config import ATTENTIONS, MOST_TOKENS, DeviceConfig, Options, option
+from cfprm_jax.config import ATTENTIONS, ENCODINGS, MOST_TOKENS, DeviceConfig, Options, option
 from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import Accuracies, Labelled, accuracies, predict, tune
@@ -54,6 +54,16 @@ class ProcessBenchConfig(Options):
     )
     tune_on: str = option(
         "", "Subset whose best F1 sets the threshold instead, such as gsm8k; the results say so.", kind="string"
+    )
+    encoding: str = option(
+        "auto",
+        "How the PRM reads solutions (docs/encodings.md); auto goes by the files of its directory, and refuses "
+        "one that they do not tell.",
+        choices=ENCODINGS,
+    )
+    step_separator: str = option(
+        "",
+        "Text that follows each step in training with TRL, with escapes. Empty is the encoding's own.",
     )
     dtype: str = option(
         "auto",
@@ -92,7 +102,7 @@ def main(config: ProcessBenchConfig) -> int:
         flush=True,
     )
     if named:
-        score(found, config)
+        config = dataclasses.replace(config, encoding=score(found, config))
     else:
         refuse_unscored(found)
     outcome = evaluate(found, config)
@@ -164,25 +174,30 @@ def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
             raise UserError(f'{row["source"]}: "step_scores" holds something else than numbers in [0, 1]')
 
 
-def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> None:
-    """Give every row "step_scores" and "step_logits"; null for one that is too long."""
+def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> str:
+    """Give every row "step_scores" and "step_logits", null for one that is too long; the name of the PRM's encoding."""
     # JAX is for this only: scored rows are evaluated without it.
     from cfprm_jax.runtime import session
 
     with session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh):
-        _score(found, config, mesh)
+        return _score(found, config, mesh)
 
 
-def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) -> None:
-    from cfprm_jax.inference.load import limited, open_prm
+def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) -> str:
+    from cfprm_jax.inference.load import encoding_of, limited, open_prm
     from cfprm_jax.inference.rows import sigmoid
     from cfprm_jax.inference.scorer import Scorer
 
+    model = config.model or config.checkpoint
+    encoding = encoding_of(model, config.encoding, config.step_separator)
+    print(f"encoding    {encoding.name} ({encoding.reason})", flush=True)
     loaded = open_prm(
-        config.model or config.checkpoint,
+        model,
         config.dtype,
         config.attention,
         mesh,
+        encoding.name,
+        config.step_separator,
         say=lambda line: print(f"checkpoint  {line}", flush=True),
     )
     if "step" in loaded.meta:
@@ -203,6 +218,7 @@ def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) 
             min(start + _CHUNK, len(order)) / len(order),
         )
     progress.clear()
+    return encoding.name
 
 
 def _so_far(done: int, total: int, progress: ProgressLine) -> str:

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 
 from cfprm_jax import flags
 from cfprm_jax.checkpoints.saving import locate
-from cfprm_jax.config import ATTENTIONS, MOST_TOKENS, PACKINGS, DeviceConfig, Options, option
+from cfprm_jax.config import ATTENTIONS, ENCODINGS, MOST_TOKENS, PACKINGS, DeviceConfig, Options, option
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
-from cfprm_jax.inference.load import limited, open_prm
+from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.row_file import RESUMES, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
@@ -48,6 +48,17 @@ class ScoreConfig(Options):
         "never",
         "never refuses an --output that exists or was begun, auto goes on with it or starts, always needs it there.",
         choices=RESUMES,
+    )
+    encoding: str = option(
+        "auto",
+        "How the PRM reads solutions (docs/encodings.md); auto goes by the files of its directory, and refuses "
+        "one that they do not tell.",
+        choices=ENCODINGS,
+    )
+    step_separator: str = option(
+        "",
+        "Text between steps, with escapes: what follows each step in training with TRL, and where a text without "
+        "steps is cut. Empty is the encoding's own; a directory with prm.json has it there.",
     )
     dtype: str = option(
         "auto",
@@ -93,6 +104,9 @@ def main(config: ScoreConfig) -> int:
         "model": _model_fingerprint(config),
         "input": digests.of_paths([file.path for file in files], whole=True),
     }
+    model = config.model or config.checkpoint
+    encoding = encoding_of(model, config.encoding, config.step_separator)
+    config = dataclasses.replace(config, encoding=encoding.name)
     with (
         session.opened(config.device) as (chosen, mesh),
         open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output,
@@ -102,7 +116,13 @@ def main(config: ScoreConfig) -> int:
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
         opened = open_prm(
-            config.model or config.checkpoint, config.dtype, config.attention, mesh, say=_say_of_checkpoint
+            model,
+            config.dtype,
+            config.attention,
+            mesh,
+            encoding.name,
+            config.step_separator,
+            say=_say_of_checkpoint,
         )
         step = opened.meta.get("step")
         if step is not None:
@@ -111,9 +131,10 @@ def main(config: ScoreConfig) -> int:
         scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
         before = f"; {output.done:,} rows were done before" if output.done else ""
         print(
-            f"model       {config.model or config.checkpoint}{'' if step is None else f', step {step:,}'}, "
+            f"model       {model}{'' if step is None else f', step {step:,}'}, "
             f"{loaded.config.dtype}, up to "
             f"{loaded.encoding.max_length} tokens a solution\n"
+            f"encoding    {encoding.name} ({encoding.reason})\n"
             f"rows        at most {scorer.shapes.all()[-1][0]} of up to {scorer.shapes.longest} tokens, "
             f"packing {config.packing}{before}",
             flush=True,

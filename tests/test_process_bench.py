@@ -131,6 +131,7 @@ def test_a_model_scores_the_steps(tmp_path_factory, monkeypatch):
     arguments = [f"--model={tmp_path / 'prm'}", "--dtype=float32", f"--input={tmp_path / 'world.jsonl'}"]
     assert run(*arguments, f"--output_dir={tmp_path / 'out'}") == 0
     results, predictions = written(tmp_path / "out")
+    assert results["config"]["encoding"] == "cfprm"
     assert list(results["subsets"]) == ["world"] and results["subsets"]["world"]["unscored"] == 1
     assert predictions[-1]["step_scores"] is None and predictions[-1]["prediction"] is None
     reference = cfprm_jax.load(tmp_path / "prm")

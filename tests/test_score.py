@@ -74,7 +74,8 @@ def test_candidates_are_scored_as_the_python_interface_scores_them(prm, world, t
     out = capsys.readouterr().out
     assert "3 rows, 24 solutions" in out and "0 without steps, 0 over 96 tokens" in out
     config = json.loads((tmp_path / "new" / "scored.jsonl.gz.config.json").read_text())
-    assert config["model"] == str(prm) and config["dtype"] == "float32"
+    assert config["model"] == str(prm) and config["dtype"] == "float32" and config["encoding"] == "cfprm"
+    assert "encoding    cfprm (prm.json)" in out
     assert {path.name for path in output.parent.iterdir()} == {output.name, f"{output.name}.config.json"}
 
 
@@ -108,6 +109,9 @@ def test_stepwise_rows_and_what_is_too_long(prm, world, tmp_path, capsys):
         (["--packing=forest"], "packing"),
         (["--row_length=64"], "--row_length=64 is shorter than the model's max_length=96"),
         (["--mesh=data=3"], "--mesh=data=3"),
+        (["--encoding=trl"], "prm.json describes a cfprm PRM: leave it out"),
+        (["--encoding=orm"], "encoding"),
+        (["--step_separator=ab"], "the encoding cfprm has its own"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(prm, world, tmp_path, capsys, arguments, message):

@@ -215,6 +215,7 @@ class LoadedPRM:
     tokenizer: transformers.PreTrainedTokenizerBase
     encoding: EncodingConfig
     meta: dict[str, Any]  # prm.json: loss, granularities, ...; and "step"
+    encoding_name: str = "cfprm"  # one of config.ENCODINGS
 
 
 def newest(output_dir: pathlib.Path) -> int | None:

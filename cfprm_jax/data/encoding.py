@@ -28,6 +28,7 @@ import transformers
 from jaxtyping import Float32, Int32
 
 from cfprm_jax.config import MARKER, QWEN_MARKER_ID, EncodingConfig
+from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
 
 # What id 151651 is called in a stock Qwen2.5 tokenizer: a token for image regions that text never contains.
@@ -45,7 +46,7 @@ Item = tuple[str, Sequence[str], Sequence[float] | np.ndarray | None]
 
 
 def load_tokenizer(
-    directory: str | pathlib.Path, marker: str = MARKER, vocab_size: int | None = None
+    directory: str | pathlib.Path, marker: str | None = MARKER, vocab_size: int | None = None
 ) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face directory, in which marker is exactly one token.
 
@@ -53,6 +54,7 @@ def load_tokenizer(
     where Qwen2.5-Math-PRM has its marker, is renamed to it; every other text keeps its ids.
 
     Args:
+      marker: None takes the tokenizer as it is: no marker, and a chat template only if it has one.
       vocab_size: embeddings of the model that is to read the ids; None does not look.
 
     Raises:
@@ -71,12 +73,13 @@ def load_tokenizer(
         description = _read_json(source / "tokenizer.json")
         names = {token["content"]: token["id"] for token in description.get("added_tokens", [])}
         known = marker in names or marker in description["model"].get("vocab", ())
-        if not known and names.get(_STOCK_QWEN_NAME) == QWEN_MARKER_ID:
+        if marker is not None and not known and names.get(_STOCK_QWEN_NAME) == QWEN_MARKER_ID:
             source = _renamed(source, pathlib.Path(scratch) / "renamed", description, marker)
         tokenizer = _from_pretrained(source)
     tokenizer.name_or_path = str(directory)
-    marker_id(tokenizer, marker)
-    _check_chat_template(tokenizer)
+    if marker is not None:
+        marker_id(tokenizer, marker)
+        _check_chat_template(tokenizer)
     largest = max(tokenizer.get_vocab().values())
     if vocab_size is not None and largest >= vocab_size:  # JAX would read another token's embedding without a word
         raise UserError(f"{directory}: the tokenizer has a token {largest}, but the model's vocab_size is {vocab_size}")
@@ -134,15 +137,13 @@ class Encoder:
         _check_chat_template(tokenizer)
         self._tokenizer = tokenizer
         self._whole: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-        self._plain = _plain_tokenizer(self._whole, config.marker)
+        self._plain = plain_tokenizer(self._whole, config.marker)
         if self.marker_id in self._plain.encode(config.marker, add_special_tokens=False).ids:
             raise UserError(
                 f"--marker={config.marker!r} is an ordinary word of the tokenizer in {tokenizer.name_or_path}, so that "
                 "text could hold it: it must be an added token"
             )
-        added = self._plain.get_added_tokens_decoder().values()
-        special = sorted((token.content for token in added if token.special), key=len, reverse=True)
-        self._special = re.compile("(" + "|".join(map(re.escape, special)) + ")")
+        self._special = special_tokens(self._plain)
         template = self._render(_PLACEHOLDER)
         if template.count(_PLACEHOLDER) != 1:
             raise UserError(f"the chat template of {tokenizer.name_or_path} does not show the question exactly once")
@@ -174,14 +175,14 @@ class Encoder:
         return encoded
 
     def split(self, text: str) -> list[str]:
-        """A solution's text cut at the step separator; pieces without a visible character are dropped.
+        """A solution's text cut at the step separator (see :func:`split_steps`).
 
         Raises:
           UserError: the separator is empty, so that it cuts nothing.
         """
         if not self.config.separator:
             raise UserError("--step_separator is empty, so it cannot tell the steps of a text apart: give the steps")
-        return [piece for piece in text.split(self.config.separator) if piece.strip()]
+        return split_steps(text, self.config.separator)
 
     def _assemble(self, question: str, steps: Sequence[str], labels: Sequence[float] | np.ndarray | None) -> Encoded:
         if labels is None:
@@ -248,11 +249,17 @@ class Encoder:
 
     def _render(self, question: str) -> str:
         system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
-        messages = [*system, {"role": "user", "content": question}]
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except jinja2.TemplateError as error:
-            raise UserError(f"the chat template of {self._tokenizer.name_or_path} fails: {error}") from error
+        return render_chat(self._tokenizer, [*system, {"role": "user", "content": question}], True)
+
+
+def render_chat(
+    tokenizer: transformers.PreTrainedTokenizerBase, messages: list[dict[str, str]], add_generation_prompt: bool
+) -> str:
+    """The conversation as the tokenizer's chat template writes it. UserError if the template fails."""
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+    except jinja2.TemplateError as error:
+        raise UserError(f"the chat template of {tokenizer.name_or_path} fails: {error}") from error
 
 
 def _check_chat_template(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
@@ -263,11 +270,19 @@ def _check_chat_template(tokenizer: transformers.PreTrainedTokenizerBase) -> Non
         )
 
 
-def _plain_tokenizer(whole: tokenizers.Tokenizer, marker: str) -> tokenizers.Tokenizer:
-    """The same tokenizer, to which the text of a special token is ordinary text."""
+def special_tokens(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str]:
+    """Matches the text of each special token, in a group; splitting at it puts special tokens at the odd places."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = sorted((token.content for token in added if token.special), key=len, reverse=True)
+    return re.compile("(" + ("|".join(map(re.escape, special)) or "(?!)") + ")")
+
+
+def plain_tokenizer(whole: tokenizers.Tokenizer, marker: str | None = None) -> tokenizers.Tokenizer:
+    """The same tokenizer, to which the text of a special token, and of the marker, is ordinary text."""
     plain = copy.deepcopy(whole)
-    # Some tokenizers declare the marker an ordinary added token, which text would still become.
-    plain.add_special_tokens([tokenizers.AddedToken(marker, special=True, normalized=False)])
+    if marker is not None:
+        # Some tokenizers declare the marker an ordinary added token, which text would still become.
+        plain.add_special_tokens([tokenizers.AddedToken(marker, special=True, normalized=False)])
     plain.encode_special_tokens = True
     plain.no_padding()
     plain.no_truncation()

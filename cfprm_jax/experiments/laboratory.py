@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax.config import LARGEST_SEED, DeviceConfig, EncodingConfig, Options, option
+from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
 from cfprm_jax.runtime import atomic, locks
@@ -243,7 +244,7 @@ class _Laboratory:
         separator = self._encoding.separator
         for row in rows:
             for candidate in row["candidates"]:
-                candidate["steps"] = [step for step in candidate["text"].split(separator) if step.strip()]
+                candidate["steps"] = split_steps(candidate["text"], separator)
         for path in (questions, output, *self._root.glob(f"{output.name}.*")):
             path.unlink(missing_ok=True)
         return rows

@@ -40,6 +40,8 @@ __all__ = ["LoadReport", "export", "head_of", "load_params", "no_such_directory"
 
 # A process reward model has no use for these: the language-model head, and a buffer that old versions stored.
 _IGNORED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
+# Heads that are handed over beside the directory (see published_heads).
+_OTHER_HEADS = re.compile(r"lm_head\.bias|v_head\..*")
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -125,6 +127,7 @@ def load_params(
     shardings: Params | None = None,
     dtype: Any = jnp.float32,
     head_key: jax.Array | None = None,
+    head: Params | None = None,
     conversions: Params | None = None,
 ) -> tuple[dict[str, Any], LoadReport]:
     """The parameters of a process reward model from a Hugging Face directory.
@@ -137,6 +140,7 @@ def load_params(
         default device, uncommitted.
       dtype: float32 or bfloat16, the type of all parameters but the head, which is float32.
       head_key: jax.random key of a fresh head; None refuses a directory without a head.
+      head: float32 values of a linear head that the directory holds under other names (see published_heads).
       conversions: nested dict of the parameters' structure: what each of them becomes as it is loaded, which then
         stands in its place in the result.
 
@@ -148,7 +152,7 @@ def load_params(
     listing = list_directory(directory)
     folded = config.head == "linear" and heads.is_folded({tensor.name: tensor for tensor in listing.tensors})
     as_stored = dataclasses.replace(config, head="mlp") if folded else config
-    stored, ignored = _checked(directory, as_stored, listing, fresh_allowed=head_key is not None)
+    stored, ignored = _checked(directory, as_stored, listing, head_key is not None, head is not None)
 
     def one(path: str, spec: ParamSpec) -> Any:
         sharding = None if shardings is None else lookup(shardings, path)
@@ -161,6 +165,8 @@ def load_params(
             value = place(heads.unfolded_row(stored[spec.hf_name.replace("score", "score.0")]), sharding)
         elif held:
             value = place(heads.output_row(held[0]), sharding)
+        elif head is not None and path.startswith("head."):
+            value = place(lookup(head, path.removeprefix("head.")), sharding)
         else:
             value = jax.jit(lambda key: init_param(path, spec, key, dtype), out_shardings=sharding)(head_key)
         return value if conversion is None else conversion(value)
@@ -170,8 +176,8 @@ def load_params(
         stored[spec.hf_name] for _, spec in walk(param_specs(as_stored)) if spec.hf_name in stored and _is_output(spec)
     ]
     report = LoadReport(
-        head="loaded" if outputs else "fresh",
-        labels=outputs[0].shape[0] if outputs else 0,
+        head="loaded" if outputs or head is not None else "fresh",
+        labels=outputs[0].shape[0] if outputs else int(head is not None),
         ignored=ignored,
         files=len({tensor.file for tensor in stored.values()}),
         stored_bytes=sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in stored.values()),
@@ -180,7 +186,7 @@ def load_params(
 
 
 def _checked(
-    directory: pathlib.Path, config: PRMConfig, listing: Listing, fresh_allowed: bool
+    directory: pathlib.Path, config: PRMConfig, listing: Listing, fresh_allowed: bool, head_given: bool
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The tensor of each Hugging Face name of the specs, and the names that are ignored; or one UserError."""
     found: dict[str, list[StoredTensor]] = {}
@@ -197,7 +203,7 @@ def _checked(
     if head is not None and head != config.head:
         problems.append(("score", f"this is a head of kind {head}, but {config.head} was asked for"))
     # What one problem explains is not said again tensor by tensor.
-    head_settled = fresh_allowed if head is None else head != config.head
+    head_settled = fresh_allowed or head_given if head is None else head != config.head
     all_lost = listing.unreadable and not listing.lost
     stored: dict[str, StoredTensor] = {}
     wanted: set[str] = set()
@@ -214,7 +220,7 @@ def _checked(
     outputs = {stored[name].shape[0] for name, spec in specs.items() if _is_output(spec) and name in stored}
     if outputs == {1, 2}:
         problems.append(("score", "weight and bias disagree on the number of labels, 1 or 2"))
-    ignored = [name for name in found if _IGNORED.fullmatch(name)]
+    ignored = [name for name in found if _IGNORED.fullmatch(name) or (head_given and _OTHER_HEADS.fullmatch(name))]
     for name in found.keys() - wanted - set(ignored):
         if not (name.startswith("score.") and head_settled):
             problems.append((name, f"unknown (in {', '.join(tensor.file.name for tensor in found[name])})"))

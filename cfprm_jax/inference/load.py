@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import transformers
 from jax.sharding import Mesh
 
 from cfprm_jax.checkpoints.saving import LoadedPRM, load_for_inference, warn
@@ -15,9 +16,12 @@ from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface.published_heads import Head, value_head, vocabulary_head
+from cfprm_jax.inference.encodings import TABLE, default_config, make_encoder
+from cfprm_jax.inference.encodings.recognise import Recognised, recognise
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import param_specs
 from cfprm_jax.run.directory import CHECKPOINTS, compute_dtype, read_prm
 from cfprm_jax.sharding import rules
@@ -28,7 +32,8 @@ def open_prm(
     dtype: str = "auto",
     attention: str = "auto",
     mesh: Mesh | None = None,
-    encoding: EncodingConfig | None = None,
+    encoding: str = "auto",
+    step_separator: str = "",
     say: Callable[[str], None] = warn,
 ) -> LoadedPRM:
     """The PRM that a directory holds, ready to score.
@@ -40,34 +45,76 @@ def open_prm(
         a run computed in, or that of the weights of a Hugging Face directory.
       attention: attention backend.
       mesh: where the parameters go; None is one device.
-      encoding: how texts become tokens, for a Hugging Face directory that does not say so (prm.json, which export
-        writes); a directory that does say is believed. None is EncodingConfig's defaults.
+      encoding: how the PRM reads solutions, one of config.ENCODINGS: "auto" goes by the directory's files.
+      step_separator: text between steps, with escapes (\\n); empty is the encoding's own. prm.json has it for cfprm.
       say: takes a line about a checkpoint of a run that is damaged, so that an older one is taken; see
         :func:`cfprm_jax.checkpoints.saving.load_for_inference`.
 
     Raises:
-      UserError: nothing of that kind is there, or a language model without a reward head.
+      UserError: nothing of that kind is there, its files do not tell the encoding, or the encoding's head is missing.
+    """
+    path = pathlib.Path(path)
+    name = encoding_of(path, encoding, step_separator).name
+    if is_run(path):
+        return load_for_inference(path, dtype, attention, mesh, say)
+    meta, described = read_prm(path)
+    backbone, raw = loading.read_config(path)
+    config = described or default_config(name, backbone.max_position_embeddings, step_separator)
+    tokenizer = load_tokenizer(path, config.marker if TABLE[name].marker else None, backbone.vocab_size)
+    kind, head = _head(path, name, tokenizer, config, backbone)
+    dtype = compute_dtype(dtype, meta, raw)
+    mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+    backend = rules.attention_backend(attention, mesh, backbone, dtype)
+    network = PRMConfig(backbone=backbone, head=kind, dtype=dtype, attention=backend, remat="none")
+    shardings = rules.param_shardings(mesh, param_specs(network))
+    params, _ = loading.load_params(path, network, shardings=shardings, dtype=jnp.dtype(dtype), head=head)
+    return LoadedPRM(network, params, tokenizer, config, meta, name)
+
+
+def is_run(path: pathlib.Path) -> bool:
+    """Whether a directory is a run of train, or one of its checkpoints; RUN/best is."""
+    target = path.resolve()
+    return target.name == CHECKPOINTS or target.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir()
+
+
+def encoding_of(path: str | pathlib.Path, encoding: str = "auto", step_separator: str = "") -> Recognised:
+    """The encoding of what a directory holds, and the evidence; weights are not read.
+
+    Raises:
+      UserError: the files do not tell, or contradict encoding and step_separator.
     """
     path = pathlib.Path(path)
     if not path.is_dir():
         raise loading.no_such_directory(path, "a run of train, a checkpoint or a Hugging Face directory")
-    target = path.resolve()  # of RUN/best
-    if target.name == CHECKPOINTS or target.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir():
-        return load_for_inference(path, dtype, attention, mesh, say)
-    head = loading.head_of(path)
-    if head is None:
+    if is_run(path):
+        if encoding not in ("auto", "cfprm"):
+            raise UserError(f"--encoding={encoding}, but {path} is a run of train, which is cfprm: leave it out")
+        found = Recognised("cfprm", "a run of train")
+    else:
+        found = recognise(path, encoding, loading.read_config(path)[1])
+    if step_separator:
+        default_config(found.name, 8, step_separator)
+    return found
+
+
+def _head(
+    path: pathlib.Path,
+    name: str,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    config: EncodingConfig,
+    backbone: Qwen2Config,
+) -> tuple[str, Head | None]:
+    """The kind of the reward head, and its values where the directory does not hold it as `score`."""
+    source = TABLE[name].head
+    if source == "value":
+        return "linear", value_head(path, backbone)
+    if source == "vocabulary":
+        signs = make_encoder(name, tokenizer, config).signs()  # type: ignore[attr-defined]
+        return "linear", vocabulary_head(path, backbone, *signs)
+    kind = loading.head_of(path)
+    if kind is None:
         raise UserError(f"{path} has no reward head (score.*): it is a language model, not a process reward model")
-    meta, described = read_prm(path)
-    backbone, raw = loading.read_config(path)
-    dtype = compute_dtype(dtype, meta, raw)
-    mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
-    backend = rules.attention_backend(attention, mesh, backbone, dtype)
-    config = PRMConfig(backbone=backbone, head=head, dtype=dtype, attention=backend, remat="none")
-    shardings = rules.param_shardings(mesh, param_specs(config))
-    params, _ = loading.load_params(path, config, shardings=shardings, dtype=jnp.dtype(dtype))
-    encoding = described or encoding or EncodingConfig()
-    tokenizer = load_tokenizer(path, encoding.marker, backbone.vocab_size)
-    return LoadedPRM(config, params, tokenizer, encoding, meta)
+    return kind, None
 
 
 def limited(loaded: LoadedPRM, max_length: int) -> LoadedPRM:
@@ -103,10 +150,13 @@ class PRM:
         return sigmoid(logits).tolist()
 
 
-def load(directory: str | pathlib.Path, dtype: str = "auto") -> PRM:
+def load(directory: str | pathlib.Path, dtype: str = "auto", encoding: str = "auto", step_separator: str = "") -> PRM:
     """The PRM of a run directory, a checkpoint or a Hugging Face directory (see :func:`open_prm`).
 
     Args:
       dtype: "float32" or "bfloat16", the type that the network computes in; "auto" is that of the run or the weights.
+      encoding: "auto" for what the directory's files tell, or "cfprm", "qwen_prm", "trl", "math_shepherd", "rlhflow" or
+        "skywork" (docs/encodings.md).
+      step_separator: for trl, the separator that the PRM was trained with, "\\n" by default.
     """
-    return PRM(Scorer(open_prm(directory, dtype), batch_rows=1))
+    return PRM(Scorer(open_prm(directory, dtype, encoding=encoding, step_separator=step_separator), batch_rows=1))

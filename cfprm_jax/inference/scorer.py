@@ -24,11 +24,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float32, Int32
 
 from cfprm_jax.checkpoints.saving import LoadedPRM
-from cfprm_jax.data.encoding import Encoded, Encoder
+from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import forest_of, pack
 from cfprm_jax.data.partition import common_prefix
 from cfprm_jax.data.row_shapes import QUANTUM, RowShapes
 from cfprm_jax.errors import UserError
+from cfprm_jax.inference.encodings import make_encoder
 from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import Params
 from cfprm_jax.models.qwen2 import unconstrained
@@ -115,7 +116,7 @@ class Scorer:
         """
         self._loaded = loaded
         self._packing = packing
-        self.encoder = Encoder(loaded.tokenizer, loaded.encoding)
+        self.encoder = make_encoder(loaded.encoding_name, loaded.tokenizer, loaded.encoding)
         longest = loaded.encoding.max_length
         if row_length and row_length < longest:
             raise UserError(f"--row_length={row_length} is shorter than the model's max_length={longest}")

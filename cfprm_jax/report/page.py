@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax.data.candidates import Candidate, Question
+from cfprm_jax.data.steps import split_steps
 from cfprm_jax.evaluation.best_of_n import chosen, majority
 from cfprm_jax.evaluation.pool import Pool, question_fields
 from cfprm_jax.grading.grader import Judgement
@@ -135,7 +136,7 @@ def _steps(candidate: Candidate) -> list[Any]:
     steps = candidate.steps
     if steps is None:
         text = candidate.text or ""
-        steps = tuple(piece for piece in text.split(_SEPARATOR) if piece.strip())
+        steps = tuple(split_steps(text, _SEPARATOR))
         if scores is not None and len(steps) != len(scores):
             steps = (text,)
     return [list(steps), scores]

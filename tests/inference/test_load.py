@@ -91,18 +91,33 @@ def test_scores_agree_with_transformers(exported, expected):
 
 
 def test_the_directorys_own_encoding_is_used(exported, loaded):
-    found = open_prm(exported, "float32", encoding=EncodingConfig(max_length=8))
-    assert found.encoding == loaded.encoding
+    for encoding in ("auto", "cfprm"):
+        found = open_prm(exported, "float32", encoding=encoding)
+        assert (found.encoding, found.encoding_name) == (loaded.encoding, "cfprm")
     assert found.config.backbone.num_hidden_layers == 2
 
 
-def test_a_directory_that_does_not_say_takes_the_encoding_given(exported, tmp_path):
+def test_a_flag_does_not_overrule_a_directory(exported, run):
+    for directory in (exported, run, run / "checkpoints" / "2"):
+        with pytest.raises(UserError, match=r"--encoding=trl, but .*: leave it out"):
+            cfprm_jax.load(directory, encoding="trl")
+        with pytest.raises(UserError, match="--step_separator=ab, but the encoding cfprm has its own"):
+            cfprm_jax.load(directory, step_separator="ab")
+
+
+def test_an_encoding_that_is_not_recorded_must_be_named(exported, tmp_path):
     for path in exported.iterdir():
         if path.name != "prm.json":
             (tmp_path / path.name).symlink_to(path)
-    chosen = EncodingConfig(max_length=50)
-    assert open_prm(tmp_path, "float32", encoding=chosen).encoding == chosen
-    assert open_prm(tmp_path, "float32").encoding == EncodingConfig()
+    with pytest.raises(UserError, match="does not record its encoding") as refused:
+        open_prm(tmp_path, "float32")
+    assert "\n" not in str(refused.value)
+    for name in ("cfprm", "qwen_prm"):
+        found = open_prm(tmp_path, "float32", encoding=name)
+        longest = min(4096, found.config.backbone.max_position_embeddings)
+        assert (found.encoding, found.encoding_name) == (EncodingConfig(max_length=longest), name)
+    with pytest.raises(UserError, match="'orm' is not among: auto, cfprm"):
+        open_prm(tmp_path, encoding="orm")
 
 
 def published(loaded, directory):
@@ -151,7 +166,8 @@ def test_a_published_prm_without_prm_json_is_scored_at_extra_0(loaded, tmp_path)
     tensors = published(loaded, tmp_path / "prm")
     theirs = torch_scores(tmp_path / "prm", tensors, "<extra_0>", EncodingConfig().system_prompt)
     assert len(theirs) == 3 and theirs.std() > 0.01
-    assert open_prm(tmp_path / "prm").config.head == "mlp"
+    found = open_prm(tmp_path / "prm")
+    assert (found.config.head, found.encoding_name) == ("mlp", "qwen_prm")
     np.testing.assert_allclose(cfprm_jax.load(tmp_path / "prm").score(QUESTION, STEPS), theirs, atol=1e-5)
 
 
@@ -168,8 +184,10 @@ def test_a_prm_with_another_marker_and_template_is_scored_with_its_own(loaded, t
     assert len(theirs) == 3 and np.abs(theirs - plain).max() > 1e-3
     np.testing.assert_allclose(cfprm_jax.load(tmp_path / "prm").score(QUESTION, STEPS), theirs, atol=1e-5)
     (tmp_path / "prm" / "prm.json").unlink()
-    with pytest.raises(UserError, match="'<extra_0>' is not exactly one token"):
+    with pytest.raises(UserError, match="does not record its encoding"):
         cfprm_jax.load(tmp_path / "prm")
+    with pytest.raises(UserError, match="'<extra_0>' is not exactly one token"):
+        cfprm_jax.load(tmp_path / "prm", encoding="qwen_prm")
 
 
 @pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])

@@ -1,0 +1,78 @@
+"""The encoding of a Hugging Face directory, from its own files: never guessed."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+from cfprm_jax.config import ENCODINGS, MARKER
+from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface.published_heads import VALUE_HEAD
+from cfprm_jax.huggingface.safetensors_files import list_directory
+from cfprm_jax.inference.encodings.math_shepherd import TAG
+from cfprm_jax.run.directory import PRM_FILE
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
+_CARD = "README.md"
+
+
+class Recognised(NamedTuple):
+    """The name of an encoding, and the evidence for it."""
+
+    name: str
+    reason: str
+
+
+def recognise(directory: pathlib.Path, encoding: str, raw: dict[str, Any]) -> Recognised:
+    """The encoding of a PRM.
+
+    Args:
+      encoding: one of ENCODINGS; "auto" goes by the directory's files, any other is taken unless prm.json is there.
+      raw: its config.json.
+
+    Raises:
+      UserError: the files do not tell the encoding, or contradict the one that is named.
+    """
+    if encoding not in ENCODINGS:
+        raise UserError(f"--encoding: {encoding!r} is not among: {', '.join(ENCODINGS)}")
+    if (directory / PRM_FILE).is_file():
+        if encoding not in ("auto", "cfprm"):
+            raise UserError(f"--encoding={encoding}, but {directory / PRM_FILE} describes a cfprm PRM: leave it out")
+        return Recognised("cfprm", PRM_FILE)
+    if encoding != "auto":
+        return Recognised(encoding, f"--encoding={encoding}")
+    architectures = raw.get("architectures")
+    named = set(map(str, architectures)) if isinstance(architectures, list) else set()
+    names = {tensor.name for tensor in list_directory(directory).tensors}
+    if VALUE_HEAD in names:
+        return Recognised("skywork", f"{VALUE_HEAD} is among its tensors")
+    if loading.head_of(directory) is not None:
+        if "Qwen2ForProcessRewardModel" in named and _knows_marker(directory):
+            return Recognised("qwen_prm", f"Qwen2ForProcessRewardModel, and {MARKER} in its tokenizer")
+        raise UserError(
+            f"{directory} does not record its encoding (no {PRM_FILE}, and its files are not those of a known "
+            f"published PRM): name it by --encoding={'|'.join(name for name in ENCODINGS if name != 'auto')}; "
+            "of TRL's trainer it is trl"
+        )
+    card = _card(directory)
+    if TAG in card and "candidate_tokens" in card:
+        return Recognised("math_shepherd", f"a language model, scored at {TAG!r} in its {_CARD}")
+    if "process-supervised reward" in card and "RLHFlow/RLHF-Reward-Modeling" in card:
+        return Recognised("rlhflow", f"a language model, RLHFlow's process-supervised reward by its {_CARD}")
+    raise UserError(
+        f"{directory} has no reward head (score.*): it is a language model, not a process reward model. "
+        "If its '+' and '-' are scores, name --encoding=math_shepherd or --encoding=rlhflow"
+    )
+
+
+def _knows_marker(directory: pathlib.Path) -> bool:
+    quoted = json.dumps(MARKER)
+    files = (directory / name for name in _TOKENIZER_FILES)
+    return any(quoted in file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
+
+
+def _card(directory: pathlib.Path) -> str:
+    path = directory / _CARD
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

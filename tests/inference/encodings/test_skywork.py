@@ -1,0 +1,75 @@
+"""Skywork's encoding: a value head, and a newline token after every line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from encoding_fixtures import QUESTION, SOLUTIONS
+
+import cfprm_jax
+from cfprm_jax.errors import UserError
+from cfprm_jax.inference.load import open_prm
+from cfprm_jax.inference.scorer import Scorer
+
+TEXT = "\n\nLet us add.\n\n1+1 = 2\n \nSo the answer is 2.\n"
+
+
+def write(directory, make_reference, seed=0):
+    """A causal model with v_head.summary beside it; the model, and the head's weights."""
+    model = make_reference("Qwen2ForCausalLM", vocab_size=300, tie_word_embeddings=False)
+    model.save_pretrained(directory)
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+    generator = np.random.default_rng(seed)
+    head = generator.standard_normal((1, 56)).astype(np.float32), generator.standard_normal(1).astype(np.float32)
+    tensors |= {"v_head.summary.weight": head[0], "v_head.summary.bias": head[1]}
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return model, head
+
+
+def theirs(torch, model, head, tokenizer, ids_of, response):
+    """(score, line) after every line of a response, as the published program reads one."""
+    ids = [tokenizer.bos_token_id, *ids_of(tokenizer, QUESTION + "\n")]
+    flags = []
+    lines = response.split("\n")
+    for line in lines:
+        ids += (ids_of(tokenizer, line) if line else []) + [ids_of(tokenizer, "\n")[-1]]
+        flags.append(len(ids) - 1)
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([ids])).last_hidden_state[0]
+        scores = (hidden @ torch.tensor(head[0][0]) + head[1][0]).sigmoid()
+    return list(zip(scores[flags].tolist(), lines, strict=True))
+
+
+def test_scores_are_those_at_each_steps_last_newline(torch, make_reference, write_tokenizer, ids_of, scored, tmp_path):
+    tokenizer = write_tokenizer(tmp_path, "<s>")
+    model, head = write(tmp_path, make_reference)
+    expected = []
+    for steps in SOLUTIONS:
+        scores = [score for score, _ in theirs(torch, model, head, tokenizer, ids_of, "\n".join(steps))]
+        expected.append([scores[i - 1] for i in np.cumsum([step.count("\n") + 1 for step in steps])])
+    assert np.concatenate(expected).std() > 0.05
+    for one, other in zip(scored(tmp_path), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_text_is_read_as_it_is(torch, make_reference, write_tokenizer, ids_of, tmp_path):
+    """Its blank lines keep their newline tokens; a line is scored after those that follow it."""
+    tokenizer = write_tokenizer(tmp_path, "<s>")
+    model, head = write(tmp_path, make_reference)
+    scorer = Scorer(open_prm(tmp_path, "float32"))
+    steps = scorer.encoder.split(TEXT)
+    assert steps == ["\n\nLet us add.\n", "1+1 = 2\n ", "So the answer is 2.\n"] and "\n".join(steps) == TEXT
+    assert scorer.encoder.split("\n \n") == []
+    scores = [score for score, _ in theirs(torch, model, head, tokenizer, ids_of, TEXT)]
+    (logits,) = scorer.score([(QUESTION, steps)])
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), [scores[3], scores[5], scores[7]], atol=1e-5)
+
+
+def test_what_skywork_needs_is_named(make_reference, write_tokenizer, tmp_path):
+    write_tokenizer(tmp_path)
+    write(tmp_path, make_reference)
+    with pytest.raises(UserError, match="has no bos_token"):
+        cfprm_jax.load(tmp_path).score("q", ["a"])
+    with pytest.raises(UserError, match="--step_separator=ab, but the encoding skywork has its own"):
+        cfprm_jax.load(tmp_path, step_separator="ab")
