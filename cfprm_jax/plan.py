@@ -21,6 +21,7 @@ from cfprm_jax.config import Options, option
 from cfprm_jax.data import row_shapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface.json_files import read_object
 from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
@@ -152,9 +153,9 @@ def find_backbone(model: str, model_config: str) -> Qwen2Config:
     """
     if model_config:
         try:
-            return Qwen2Config.from_hf(json.loads(pathlib.Path(model_config).read_text()))
-        except ValueError as error:
-            raise UserError(f"--model_config={model_config} is not readable as JSON: {error}") from error
+            return Qwen2Config.from_hf(read_object(pathlib.Path(model_config)))
+        except UserError as error:
+            raise UserError(f"--model_config={model_config}: {str(error).removeprefix(f'{model_config}: ')}") from error
     if (pathlib.Path(model) / "config.json").is_file():
         return loading.read_config(model)[0]
     backbone = shapes.known_backbone(model)

@@ -58,11 +58,11 @@ def open_prm(
     if is_run(path):
         return load_for_inference(path, dtype, attention, mesh, say)
     meta, described = read_prm(path)
-    backbone, raw = loading.read_config(path)
+    backbone, _ = loading.read_config(path)
     config = described or default_config(name, backbone.max_position_embeddings, step_separator)
     tokenizer = load_tokenizer(path, config.marker if TABLE[name].marker else None, backbone.vocab_size)
     kind, head = _head(path, name, tokenizer, config, backbone)
-    dtype = compute_dtype(dtype, meta, raw)
+    dtype = compute_dtype(dtype, meta, path)
     mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     backend = rules.attention_backend(attention, mesh, backbone, dtype)
     network = PRMConfig(backbone=backbone, head=kind, dtype=dtype, attention=backend, remat="none")

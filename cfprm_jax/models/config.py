@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import schema
+from cfprm_jax.huggingface.file_schemas import BACKBONE, ROPE
 
 HEADS = ("linear", "mlp")
 DTYPES = ("float32", "bfloat16")
@@ -64,13 +66,9 @@ class Qwen2Config:
     source: str = dataclasses.field(default="{}", repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        counts = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
-        for name in counts:
-            _check_count(name, getattr(self, name))
-        for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise UserError(f"{name}: expected a positive number, found {value!r}")
+        for field in dataclasses.fields(self):
+            if field.name in BACKBONE:
+                schema.check_value(field.name, getattr(self, field.name), BACKBONE[field.name].kind)
         if self.num_attention_heads % self.num_key_value_heads:
             raise UserError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -87,19 +85,16 @@ class Qwen2Config:
         the defaults of transformers' Qwen2Config.
 
         Raises:
-          UserError: naming the key: it is missing, has a value of the wrong kind, or one that is not supported.
+          UserError: naming the key: it is missing, has a value of the wrong kind (see file_schemas.BACKBONE), or one
+            that is not supported.
         """
         if raw.get("model_type") != "qwen2":
             raise UserError(f"model_type {raw.get('model_type')!r} is not supported; supported: 'qwen2'")
+        schema.check(raw, BACKBONE)
         for key, (plain, supported) in _SUPPORTED.items():
             value = raw.get(key)
             if value is not None and not plain(value):
-                raise UserError(f"{key} {json.dumps(value)} is not supported; supported: {supported}")
-        missing = [key for key in _REQUIRED if raw.get(key) is None]
-        if missing:
-            raise UserError(f"missing {', '.join(missing)}")
-        for key in _REQUIRED:
-            _check_count(key, raw[key])
+                raise UserError(f"{key} {schema.shown(value)} is not supported; supported: {supported}")
         heads = raw["num_attention_heads"]
         head_dim = raw.get("head_dim")
         if head_dim is None:
@@ -145,11 +140,6 @@ class Qwen2Config:
         return {**kept, **fixed, **own, "rope_parameters": rope}
 
 
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{name}: expected a positive whole number, found {value!r}")
-
-
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     """The base of the rotary embedding; any scaling of its frequencies is refused by name."""
     theta = raw.get("rope_theta")
@@ -157,12 +147,11 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
         rope = raw.get(key)
         if rope is None:
             continue
-        if not isinstance(rope, Mapping):
-            raise UserError(f"{key}: expected an object or null, found {rope!r}")
+        schema.check_value(key, rope, schema.record(ROPE))
         kind = rope.get("rope_type", rope.get("type", "default"))
         unknown = sorted(set(rope) - _ROPE_KEYS)
         if kind != "default" or unknown or rope.get("partial_rotary_factor", 1) != 1:
-            raise UserError(f"{key} {json.dumps(rope)} is not supported; supported: null or rope_type 'default'")
+            raise UserError(f"{key} {schema.shown(rope)} is not supported; supported: null or rope_type 'default'")
         inner = rope.get("rope_theta")
         if inner is not None and theta is not None and inner != theta:
             raise UserError(f"{key} has rope_theta {inner}, beside rope_theta {theta}")

@@ -104,6 +104,17 @@ def test_files_and_config(random_params, tiny_tokenizer, tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("named", [{}, {"torch_dtype": "float16"}, {"dtype": "float16", "torch_dtype": "float16"}])
+def test_the_type_is_named_for_every_version_of_every_reader(dtype, named, random_params, tiny_tokenizer, tmp_path):
+    """Both keys, whatever the backbone's config.json had: transformers 4 and vLLM read torch_dtype, 5 reads dtype."""
+    raw = {key: value for key, value in RAW.items() if key not in ("dtype", "torch_dtype")} | named
+    config = dataclasses.replace(CONFIG, backbone=Qwen2Config.from_hf(raw))
+    loading.export(tmp_path / "out", random_params(config), config, tiny_tokenizer, ENCODING, dtype=dtype)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["dtype"], written["torch_dtype"]) == (dtype, dtype)
+
+
 def classifier_of(directory, dtype):
     """Hidden states to logits, by torch alone from the tensors and the config.json of a two-layer export."""
     import safetensors.torch

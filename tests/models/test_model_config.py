@@ -142,15 +142,28 @@ def test_a_configuration_made_here_writes_itself():
         ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "rope_scaling .*linear"),
         ({"rope_parameters": {"rope_type": "default", "factor": 2}}, "rope_parameters .*factor"),
         ({"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}, "rope_theta 5.0, beside rope_theta 10000.0"),
-        ({"rope_scaling": "yarn"}, "rope_scaling: expected an object or null, found 'yarn'"),
-        ({"hidden_size": None}, "missing hidden_size"),
-        ({"hidden_size": "large"}, "hidden_size: expected a positive whole number, found 'large'"),
-        ({"num_attention_heads": 0}, "num_attention_heads: expected a positive whole number, found 0"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: expected an object, found 'yarn'"),
+        ({"hidden_size": None}, "hidden_size: expected a positive whole number up to 131,072, found null"),
+        ({"hidden_size": "large"}, "hidden_size: expected a positive whole number up to 131,072, found 'large'"),
+        ({"num_attention_heads": 0}, "num_attention_heads: expected a positive whole number up to 1,024, found 0"),
         ({"hidden_size": 30}, "hidden_size 30 is not a multiple of num_attention_heads 4"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 36}, "head_dim 9 is odd"),
-        ({"vocab_size": "97"}, "vocab_size: expected a positive whole number, found '97'"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps: expected a positive number, found 0"),
+        ({"vocab_size": "97"}, "vocab_size: expected a positive whole number up to 16,777,216, found '97'"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: expected a positive number up to 1, found 0"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps: expected a positive number up to 1, found Infinity"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a positive number up to 1, found NaN"),
+        ({"rms_norm_eps": True}, "rms_norm_eps: expected a positive number up to 1, found true"),
+        ({"rope_theta": [1]}, r"rope_theta: expected a positive number up to 1e\+12, found \[1\]"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers: expected a positive .* up to 1,024, found 10000000"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers: expected a positive whole number up to 1,024, found 2.0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false, found 'no'"),
+        ({"layer_types": 3}, "layer_types: expected a list .*, found 3"),
+        ({"layer_types": [["full_attention"]]}, r"layer_types\[0\]: expected a text, .*, found"),
+        ({"attention_dropout": {}}, "attention_dropout: expected a number from 0 up to 1, found {}"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters.rope_theta: expected a positive number"),
+        ({"eos_token_id": ["a"]}, r"eos_token_id\[0\]: expected a whole number"),
+        ({"max_position_embeddings": 1 << 40}, "max_position_embeddings: expected .* up to 16,777,216"),
     ],
 )
 def test_refusals(change, message, tmp_path):
@@ -172,7 +185,7 @@ def test_unreadable_files(tmp_path):
     with pytest.raises(UserError, match="not readable as JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="expected a JSON object, found list"):
+    with pytest.raises(UserError, match="expected a JSON object, found a list"):
         read_config(tmp_path)
 
 
