@@ -95,7 +95,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _is_deeper(value: Any, levels: int) -> bool:
     layer = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         layer = [
             inner
             for outer in layer

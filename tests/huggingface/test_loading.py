@@ -337,13 +337,13 @@ def test_host_memory_stays_near_what_the_parameters_need(tmp_path):
     write(tmp_path, tensors_of(config, ml_dtypes.bfloat16, labels=2), config=config)
     program = f"""
 import resource, jax
-from cfprm_jax.models import hf
+from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import PRMConfig
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-config = PRMConfig(hf.read_config({str(tmp_path)!r})[0])
+config = PRMConfig(loading.read_config({str(tmp_path)!r})[0])
 jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.numpy.zeros(3)))
 before = peak()
-params, _ = hf.load_params({str(tmp_path)!r}, config)
+params, _ = loading.load_params({str(tmp_path)!r}, config)
 jax.block_until_ready(params)
 print(peak() - before, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """

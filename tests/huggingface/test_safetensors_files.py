@@ -199,7 +199,7 @@ def rewritten(path, change):
     ("change", "message"),
     [
         ({"dtype": ["F32"]}, r"its header: a.dtype: expected a text.* found \[\"F32\"\]"),
-        ({"dtype": "F31"}, r"its header: a.dtype: expected F.*, found 'F31'"),
+        ({"dtype": "F31"}, r"its header: a.dtype: expected BOOL, .*, found 'F31'"),
         ({"shape": ["7", 5]}, r"its header: a.shape\[0\]: expected a whole number from 0.*, found '7'"),
         ({"shape": [-7, -5]}, r"its header: a.shape\[0\]: expected a whole number from 0.*, found -7"),
         ({"shape": [7.0, 5]}, r"its header: a.shape\[0\]: .*, found 7.0"),
@@ -207,9 +207,12 @@ def rewritten(path, change):
         ({"data_offsets": ["0", 140]}, r"its header: a.data_offsets\[0\]: .*, found '0'"),
         ({"data_offsets": None}, r"its header: a.data_offsets: expected a list of 2.*, found null"),
         ({"data_offsets": [0, 140, 3]}, r"its header: a.data_offsets: expected a list of 2"),
-        ({"data_offsets": [140, 0]}, r"its header: a.data_offsets: expected begin, end, found 140, 0"),
+        ({"data_offsets": [140, 0]}, r"its header: a.data_offsets: expected a begin and an end, found 140, 0"),
         ({"data_offsets": [0, True]}, r"its header: a.data_offsets\[1\]: .*, found true"),
-        ({"data_offsets": [8, 148]}, r"damaged: its header: \w overlaps \w; expected one after the other"),
+        (
+            {"data_offsets": [8, 148]},
+            r"its header: \w (overlaps|is 8 bytes behind)|its header describes",
+        ),
     ],
 )
 def test_headers_that_are_not_what_they_should_be(change, message, tensors, tmp_path):

@@ -131,7 +131,7 @@ def test_a_configuration_made_here_writes_itself():
     ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type 'llama' is not supported; supported: 'qwen2'"),
-        ({"hidden_act": "gelu"}, 'hidden_act "gelu" is not supported; supported: silu'),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"use_sliding_window": True}, "use_sliding_window true is not supported"),
         ({"use_mrope": True}, "use_mrope true is not supported"),
         ({"attention_bias": False}, "attention_bias false is not supported"),
