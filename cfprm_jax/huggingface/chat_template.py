@@ -303,7 +303,7 @@ class _Meter(NodeTransformer):
     visit_Import = visit_FromImport = visit_Extends = visit_Include
 
 
-def _through(method: str, *arguments: nodes.Expr) -> nodes.Call:
+def _through(method: str, *arguments: Any) -> Any:
     call = nodes.Call(nodes.EnvironmentAttribute(method), list(arguments), [], None, None)
     return call.set_lineno(arguments[0].lineno)
 
@@ -410,7 +410,7 @@ class _Dict:
 class _Generation(jinja2.ext.Extension):
     """{% generation %}: marks what an assistant wrote, for trainers; here it is its body."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -60,9 +60,9 @@ def test_the_published_template_of_qwen(shared, add_generation_prompt):
 
 
 def test_a_long_question_has_a_long_budget():
-    long = [{"role": "user", "content": "a b\n" * 500_000}]
+    long = [{"role": "user", "content": "a b\n" * 20_000}]
     template = "{% for c in messages[0].content %}{{ c }}{% endfor %}{{ messages[0].content.split(' ')|length }}"
-    assert render(template, long, {}, True) == long[0]["content"] + "500001"
+    assert render(template, long, {}, True) == long[0]["content"] + "20001"
 
 
 MANY = "{% for a in range(100000) %}"
