@@ -11,7 +11,6 @@ if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: an accelerator that is here has nothing to do
 
 import dataclasses
-import json
 import pathlib
 import sys
 from typing import Any
