@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
