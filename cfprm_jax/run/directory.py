@@ -24,8 +24,7 @@ import transformers
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
 from cfprm_jax.data.encoding import save_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import file_schemas, loading, schema
-from cfprm_jax.huggingface.json_files import read_object
+from cfprm_jax.models.config import HEADS
 from cfprm_jax.runtime import atomic, digests, locks, output_paths
 
 CHECKPOINTS = "checkpoints"
@@ -87,36 +86,31 @@ def read_prm(directory: pathlib.Path) -> tuple[dict[str, Any], EncodingConfig | 
     """What prm.json of a directory holds, and the encoding that it names; nothing if there is no such file.
 
     Raises:
-      UserError: a field is not what write_model or an export writes (file_schemas.PRM).
+      UserError: it is not what write_model or an export wrote.
     """
     path = directory / PRM_FILE
-    if not path.exists():
+    if not path.is_file():
         return {}, None
-    meta = read_object(path)
-    schema.check(meta, file_schemas.PRM, str(path))
     try:
+        meta = json.loads(path.read_text())
+        if meta["head"] not in HEADS:
+            raise ValueError(f"head is {meta['head']!r}")
         return meta, EncodingConfig(**meta["encoding"])
-    except UserError as error:
-        raise UserError(f"{path}: encoding: {error}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path}: not the description of a PRM that this version writes: {error!r}") from error
 
 
-def compute_dtype(dtype: str, meta: Mapping[str, Any], weights: pathlib.Path | None = None) -> str:
+def compute_dtype(dtype: str, meta: dict[str, Any], backbone_config: dict[str, Any]) -> str:
     """What "auto" stands for: the type that a run was trained in, else that of a directory's weights; or dtype itself.
 
     Args:
       meta: of prm.json.
-      weights: a Hugging Face directory; None for a run, whose prm.json has the type.
-
-    Raises:
-      UserError: the directory holds no readable safetensors files, or there is none and prm.json has no type.
+      backbone_config: config.json.
     """
     if dtype != "auto":
         return dtype
-    if "dtype" in meta:
-        return str(meta["dtype"])
-    if weights is None:
-        raise UserError(f"{PRM_FILE} of the run has no dtype; name --dtype=float32 or --dtype=bfloat16")
-    return loading.stored_dtype(weights)
+    stored = meta.get("dtype") or backbone_config.get("dtype") or backbone_config.get("torch_dtype")
+    return "float32" if stored == "float32" else "bfloat16"
 
 
 def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:
