@@ -11,7 +11,6 @@ if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: an accelerator that is here has nothing to do
 
 import dataclasses
-import json
 import pathlib
 import sys
 from typing import Any
@@ -21,7 +20,8 @@ from cfprm_jax.config import Options, option
 from cfprm_jax.data import row_shapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import BackboneConfig
+from cfprm_jax.huggingface.json_files import read_object
+from cfprm_jax.models.config import Qwen2Config
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.run.options import TrainConfig
@@ -56,7 +56,7 @@ class PlanOptions(Options):
         also=-1.0,
     )
     model_config: str = option(
-        "", "config.json of the backbone, where --model names no directory here and no published model."
+        "", "config.json of the backbone, where --model names no directory here and no published Qwen2.5."
     )
     suggest: int = option(2, "Most changes that would make it fit, each compiled as well.", lower=0, upper=100)
     output: str = option("", "JSON file for the figures.")
@@ -144,7 +144,7 @@ def make_job(config: PlanConfig) -> ahead.Job:
     )
 
 
-def find_backbone(model: str, model_config: str) -> BackboneConfig:
+def find_backbone(model: str, model_config: str) -> Qwen2Config:
     """The shape that --model_config, the directory --model or its name describes, in this order.
 
     Raises:
@@ -152,16 +152,16 @@ def find_backbone(model: str, model_config: str) -> BackboneConfig:
     """
     if model_config:
         try:
-            return BackboneConfig.from_hf(json.loads(pathlib.Path(model_config).read_text()))
-        except ValueError as error:
-            raise UserError(f"--model_config={model_config} is not readable as JSON: {error}") from error
+            return Qwen2Config.from_hf(read_object(pathlib.Path(model_config)))
+        except UserError as error:
+            raise UserError(f"--model_config={model_config}: {str(error).removeprefix(f'{model_config}: ')}") from error
     if (pathlib.Path(model) / "config.json").is_file():
         return loading.read_config(model)[0]
     backbone = shapes.known_backbone(model)
     if backbone is None:
         raise UserError(
-            f"--model={model} is no directory with a config.json here, nor the name of a published Qwen2.5, "
-            "Qwen3, Llama 3 or Mistral 7B; give the shape by --model_config=FILE"
+            f"--model={model} is no directory with a config.json here, nor the name of a published Qwen2.5; "
+            "give the shape by --model_config=FILE"
         )
     return backbone
 
@@ -189,7 +189,7 @@ def describe_rows(config: PlanConfig, job: ahead.Job) -> str:
     return text
 
 
-def describe_backbone(net: BackboneConfig) -> str:
+def describe_backbone(net: Qwen2Config) -> str:
     """Its shape in a line."""
     return (
         f"{net.num_hidden_layers} layers, width {net.hidden_size}, mlp {net.intermediate_size}, "

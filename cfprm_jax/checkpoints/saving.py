@@ -292,8 +292,8 @@ def load_for_inference(
     meta, encoding = read_prm(model)
     if encoding is None:
         raise UserError(f"{model} has no {PRM_FILE}, which train writes there")
-    backbone, raw = loading.read_config(model)
-    dtype = compute_dtype(dtype, meta, raw)
+    backbone, _ = loading.read_config(model)
+    dtype = compute_dtype(dtype, meta)
     mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     backend = rules.attention_backend(attention, mesh, backbone, dtype)
     config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=backend, remat="none")

@@ -13,29 +13,27 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-import pathlib
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import jinja2
 import numpy as np
 import tokenizers
 import transformers
 from jaxtyping import Float32, Int32
 
-from cfprm_jax.config import MARKER, QWEN_MARKER_ID, EncodingConfig
+from cfprm_jax.config import EncodingConfig
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface.tokenizer_files import (
+    check_chat_template,
+    load_tokenizer,
+    marker_id,
+    render_chat,
+    save_tokenizer,
+)
 
-# What id 151651 is called in a stock Qwen2.5 tokenizer: a token for image regions that text never contains.
-_STOCK_QWEN_NAME = "<|quad_end|>"
-# Files besides tokenizer.json that may name a special token. vocab.json and merges.txt are left behind on purpose:
-# tokenizer.json holds both, and a loader that rebuilt the tokenizer from them would lose the new name.
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+__all__ = ["Encoded", "Encoder", "Item", "load_tokenizer", "marker_id", "render_chat", "save_tokenizer"]
+
 # Stands for the question while the chat template is taken apart; letters and digits only, so that no template trims it.
 _PLACEHOLDER = "QUESTION7f3b61d2PLACEHOLDER"
 # Unique texts kept tokenised. At some 200 bytes each this is a few tens of MB, whatever the corpus.
@@ -43,71 +41,6 @@ _CACHE_ENTRIES = 1 << 16
 
 Item = tuple[str, Sequence[str], Sequence[float] | np.ndarray | None]
 """Question, step texts, and a label a step (NaN unlabelled) or None for no labels at all."""
-
-
-def load_tokenizer(
-    directory: str | pathlib.Path, marker: str | None = MARKER, vocab_size: int | None = None
-) -> transformers.PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face directory, in which marker is exactly one token.
-
-    A tokenizer that knows the marker is taken as it is. In a stock Qwen2.5 tokenizer the unused token at id 151651,
-    where Qwen2.5-Math-PRM has its marker, is renamed to it; every other text keeps its ids.
-
-    Args:
-      marker: None takes the tokenizer as it is: no marker, and a chat template only if it has one.
-      vocab_size: embeddings of the model that is to read the ids; None does not look.
-
-    Raises:
-      UserError: no tokenizer there, no chat template, a marker that is not one token of it, or a token without an
-        embedding.
-    """
-    directory = pathlib.Path(directory)
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory with a tokenizer")
-    with tempfile.TemporaryDirectory(prefix="cfprm_tokenizer_") as scratch:
-        source = directory
-        if not (directory / "tokenizer.json").is_file():
-            # Only vocabulary and merges there: have them converted once, so that there is a tokenizer.json to look at.
-            source = pathlib.Path(scratch) / "converted"
-            _from_pretrained(directory).save_pretrained(source)
-        description = _read_json(source / "tokenizer.json")
-        names = {token["content"]: token["id"] for token in description.get("added_tokens", [])}
-        known = marker in names or marker in description["model"].get("vocab", ())
-        if marker is not None and not known and names.get(_STOCK_QWEN_NAME) == QWEN_MARKER_ID:
-            source = _renamed(source, pathlib.Path(scratch) / "renamed", description, marker)
-        tokenizer = _from_pretrained(source)
-    tokenizer.name_or_path = str(directory)
-    if marker is not None:
-        marker_id(tokenizer, marker)
-        _check_chat_template(tokenizer)
-    largest = max(tokenizer.get_vocab().values())
-    if vocab_size is not None and largest >= vocab_size:  # JAX would read another token's embedding without a word
-        raise UserError(f"{directory}: the tokenizer has a token {largest}, but the model's vocab_size is {vocab_size}")
-    return tokenizer
-
-
-def save_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, directory: str | pathlib.Path) -> None:
-    """Write the tokenizer's files; AutoTokenizer loads them anywhere, marker and chat template included.
-
-    The chat template goes into tokenizer_config.json, which every version of every reader knows.
-    """
-    tokenizer.save_pretrained(str(directory), save_jinja_files=False)
-
-
-def marker_id(tokenizer: transformers.PreTrainedTokenizerBase, marker: str) -> int:
-    """The id of the marker.
-
-    Raises:
-      UserError: the marker is unknown to the tokenizer, or its text is not exactly one token.
-    """
-    found = tokenizer.backend_tokenizer.token_to_id(marker)
-    ids = tokenizer.encode(marker, add_special_tokens=False)
-    if found is None or ids != [found]:
-        raise UserError(
-            f"--marker={marker!r} is not exactly one token of the tokenizer in {tokenizer.name_or_path}: it gives the "
-            f"ids {ids}. Name one of its added tokens, or add {marker!r} to its tokenizer.json"
-        )
-    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,7 +67,7 @@ class Encoder:
         """Raises UserError when the tokenizer has no chat template or the marker is not one token of it."""
         self.config = config
         self.marker_id = marker_id(tokenizer, config.marker)
-        _check_chat_template(tokenizer)
+        check_chat_template(tokenizer)
         self._tokenizer = tokenizer
         self._whole: tokenizers.Tokenizer = tokenizer.backend_tokenizer
         self._plain = plain_tokenizer(self._whole, config.marker)
@@ -252,24 +185,6 @@ class Encoder:
         return render_chat(self._tokenizer, [*system, {"role": "user", "content": question}], True)
 
 
-def render_chat(
-    tokenizer: transformers.PreTrainedTokenizerBase, messages: list[dict[str, str]], add_generation_prompt: bool
-) -> str:
-    """The conversation as the tokenizer's chat template writes it. UserError if the template fails."""
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
-    except jinja2.TemplateError as error:
-        raise UserError(f"the chat template of {tokenizer.name_or_path} fails: {error}") from error
-
-
-def _check_chat_template(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    if not tokenizer.chat_template:
-        file = pathlib.Path(tokenizer.name_or_path or ".") / "tokenizer_config.json"
-        raise UserError(
-            f'{file}: no "chat_template" (and no chat_template.jinja beside it), by which questions become prompts'
-        )
-
-
 def special_tokens(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str]:
     """Matches the text of each special token, in a group; splitting at it puts special tokens at the odd places."""
     added = tokenizer.get_added_tokens_decoder().values()
@@ -287,45 +202,3 @@ def plain_tokenizer(whole: tokenizers.Tokenizer, marker: str | None = None) -> t
     plain.no_padding()
     plain.no_truncation()
     return plain
-
-
-def _from_pretrained(directory: pathlib.Path) -> transformers.PreTrainedTokenizerBase:
-    try:
-        return transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    # The loader raises whatever its parsers raise; none of it says more than that these files are not a tokenizer.
-    except Exception as error:
-        raise UserError(f"{directory} has no tokenizer that loads: {' '.join(str(error).split())}") from error
-
-
-def _read_json(path: pathlib.Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from error
-
-
-def _renamed(source: pathlib.Path, target: pathlib.Path, description: dict[str, Any], marker: str) -> pathlib.Path:
-    """A copy of the tokenizer's files in which the stock Qwen2.5 token at the marker's id has the marker's name."""
-    target.mkdir()
-    for token in description["added_tokens"]:
-        if token["content"] == _STOCK_QWEN_NAME:
-            token["content"] = marker
-    (target / "tokenizer.json").write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
-    for name in _TOKENIZER_FILES:
-        if not (source / name).is_file():
-            continue
-        if name.endswith(".json"):
-            renamed = _replace_name(_read_json(source / name), marker)
-            (target / name).write_text(json.dumps(renamed, ensure_ascii=False, indent=2), encoding="utf-8")
-        else:
-            shutil.copy(source / name, target / name)
-    return target
-
-
-def _replace_name(value: Any, marker: str) -> Any:
-    """value with every string (or key) that is the stock name replaced; a longer string that contains it is left."""
-    if isinstance(value, dict):
-        return {_replace_name(key, marker): _replace_name(entry, marker) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_replace_name(entry, marker) for entry in value]
-    return marker if value == _STOCK_QWEN_NAME else value

@@ -8,7 +8,6 @@ Published heads are recognised by their tensors (:mod:`.hf_head`).
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 import re
@@ -22,9 +21,10 @@ import numpy as np
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import heads
 from cfprm_jax.huggingface.export import export
+from cfprm_jax.huggingface.json_files import read_object
 from cfprm_jax.huggingface.safetensors_files import DTYPES, Listing, StoredTensor, list_directory
 from cfprm_jax.huggingface.to_devices import Conversion, load_param, place
-from cfprm_jax.models.config import BackboneConfig, PRMConfig
+from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import (
     Params,
     ParamSpec,
@@ -54,6 +54,7 @@ class LoadReport:
       head: "loaded" from the directory, or "fresh".
       labels: rows of the stored head's output (2: the parameter is their difference); 0 for a fresh head.
       ignored: tensors of the directory that a process reward model does not use.
+      absent: biases that the directory's head does not have, which are 0.
       files: number of files of weights.
       stored_bytes: size of the tensors that were read.
     """
@@ -61,13 +62,15 @@ class LoadReport:
     head: str
     labels: int
     ignored: tuple[str, ...]
+    absent: tuple[str, ...]
     files: int
     stored_bytes: int
 
     def __str__(self) -> str:
         head = "a fresh head" if self.head == "fresh" else f"the directory's head ({self.labels} label(s))"
         ignored = f"; not used: {', '.join(_compress(self.ignored))}" if self.ignored else ""
-        return f"{self.stored_bytes / 1e9:.2f} GB of weights in {self.files} file(s), {head}{ignored}"
+        absent = f"; no {', '.join(self.absent)}, which is 0" if self.absent else ""
+        return f"{self.stored_bytes / 1e9:.2f} GB of weights in {self.files} file(s), {head}{absent}{ignored}"
 
 
 def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging Face directory") -> UserError:
@@ -82,25 +85,20 @@ def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging 
     return UserError(f"{text} is not a directory; expected {expected}")
 
 
-def read_config(directory: str | pathlib.Path) -> tuple[BackboneConfig, dict[str, Any]]:
+def read_config(directory: str | pathlib.Path) -> tuple[Qwen2Config, dict[str, Any]]:
     """The backbone that directory/config.json describes, and the JSON object itself.
 
     Raises:
       UserError: naming the file and the key: missing, malformed, or not supported.
     """
     path = pathlib.Path(directory) / "config.json"
+    if not path.parent.is_dir():
+        raise no_such_directory(directory)
+    if not path.exists():
+        raise UserError(f"{path}: no such file; expected a Hugging Face directory")
+    raw = read_object(path)
     try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        if not path.parent.is_dir():
-            raise no_such_directory(directory) from error
-        raise UserError(f"{path}: no such file; expected a Hugging Face directory") from error
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    try:
-        return BackboneConfig.from_hf(raw), raw
+        return Qwen2Config.from_hf(raw), raw
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
@@ -111,13 +109,31 @@ def head_of(directory: str | pathlib.Path) -> str | None:
     Raises:
       UserError: the directory holds no readable safetensors files.
     """
-    if not pathlib.Path(directory).is_dir():
+    tensors = {tensor.name: tensor for tensor in _readable(pathlib.Path(directory)).tensors}
+    return "linear" if heads.is_folded(tensors) else heads.kind_by_names(tensors)
+
+
+def stored_dtype(directory: str | pathlib.Path) -> str:
+    """The type to compute in that loses nothing of a directory's weights: "bfloat16" if all are, else "float32".
+
+    config.json may say otherwise, or nothing; the reward head, which is float32 in every model here, does not count.
+    float16 has three more bits of a number than bfloat16.
+
+    Raises:
+      UserError: the directory holds no readable safetensors files.
+    """
+    tensors = _readable(pathlib.Path(directory)).tensors
+    types = {t.dtype for t in tensors if not t.name.startswith("score.") and not _IGNORED.fullmatch(t.name)}
+    return "bfloat16" if types == {"BF16"} else "float32"
+
+
+def _readable(directory: pathlib.Path) -> Listing:
+    if not directory.is_dir():
         raise no_such_directory(directory)
-    listing = list_directory(pathlib.Path(directory))
+    listing = list_directory(directory)
     if listing.problems:
         raise _error(f"{directory}: the checkpoint is not usable", listing.problems)
-    tensors = {tensor.name: tensor for tensor in listing.tensors}
-    return "linear" if heads.is_folded(tensors) else heads.kind_by_names(tensors)
+    return listing
 
 
 def load_params(
@@ -152,7 +168,7 @@ def load_params(
     listing = list_directory(directory)
     folded = config.head == "linear" and heads.is_folded({tensor.name: tensor for tensor in listing.tensors})
     as_stored = dataclasses.replace(config, head="mlp") if folded else config
-    stored, ignored = _checked(directory, as_stored, listing, head_key is not None, head is not None)
+    stored, ignored, absent = _checked(directory, as_stored, listing, head_key is not None, head is not None)
 
     def one(path: str, spec: ParamSpec) -> Any:
         sharding = None if shardings is None else lookup(shardings, path)
@@ -167,6 +183,8 @@ def load_params(
             value = place(heads.output_row(held[0]), sharding)
         elif head is not None and path.startswith("head."):
             value = place(lookup(head, path.removeprefix("head.")), sharding)
+        elif spec.hf_name in absent:
+            value = place(np.zeros(spec.shape, np.float32), sharding)
         else:
             value = jax.jit(lambda key: init_param(path, spec, key, dtype), out_shardings=sharding)(head_key)
         return value if conversion is None else conversion(value)
@@ -179,6 +197,7 @@ def load_params(
         head="loaded" if outputs or head is not None else "fresh",
         labels=outputs[0].shape[0] if outputs else int(head is not None),
         ignored=ignored,
+        absent=absent,
         files=len({tensor.file for tensor in stored.values()}),
         stored_bytes=sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in stored.values()),
     )
@@ -187,12 +206,12 @@ def load_params(
 
 def _checked(
     directory: pathlib.Path, config: PRMConfig, listing: Listing, fresh_allowed: bool, head_given: bool
-) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """The tensor of each Hugging Face name of the specs, and the names that are ignored; or one UserError."""
+) -> tuple[dict[str, StoredTensor], tuple[str, ...], tuple[str, ...]]:
+    """The tensor of each Hugging Face name of the specs, names that are ignored, and absent biases; or a UserError."""
     found: dict[str, list[StoredTensor]] = {}
     for tensor in listing.tensors:
         found.setdefault(tensor.name, []).append(tensor)
-    # Classes without a head (Qwen2Model) save without the prefix under which every other class keeps the backbone.
+    # Qwen2Model saves without the prefix under which every other class keeps the backbone.
     bare = "embed_tokens.weight" in found and "model.embed_tokens.weight" not in found
     specs: dict[str, ParamSpec] = {}
     for _, spec in walk(param_specs(config)):
@@ -202,9 +221,12 @@ def _checked(
     head = heads.kind_by_names(set(found) | listing.lost)
     if head is not None and head != config.head:
         problems.append(("score", f"this is a head of kind {head}, but {config.head} was asked for"))
+    all_lost = listing.unreadable and not listing.lost
+    # A linear head may do without a bias (torch.nn.Linear with bias=False, as reward models are trained).
+    bare_head = head == "linear" and "score.weight" in found and "score.bias" not in found.keys() | listing.lost
+    absent = ("score.bias",) if bare_head and not all_lost else ()
     # What one problem explains is not said again tensor by tensor.
     head_settled = fresh_allowed or head_given if head is None else head != config.head
-    all_lost = listing.unreadable and not listing.lost
     stored: dict[str, StoredTensor] = {}
     wanted: set[str] = set()
     for name, spec in specs.items():
@@ -214,7 +236,7 @@ def _checked(
         if actual in found:
             stored[name] = found[actual][0]
             problems += [(actual, text) for text in _tensor_problems(found[actual], spec)]
-        elif not (actual in listing.lost or all_lost or (is_head and head_settled)):
+        elif not (actual in listing.lost or all_lost or actual in absent or (is_head and head_settled)):
             reason = " (the directory has no reward head)" if is_head and head is None else ""
             problems.append((actual, f"missing{reason}"))
     outputs = {stored[name].shape[0] for name, spec in specs.items() if _is_output(spec) and name in stored}
@@ -227,7 +249,7 @@ def _checked(
     lines = [*listing.problems, *_compress_problems(sorted(problems))]
     if lines:
         raise _error(f"{directory}: the checkpoint does not fit this model", lines)
-    return stored, tuple(ignored)
+    return stored, tuple(ignored), absent
 
 
 def _error(head: str, problems: Sequence[str]) -> UserError:

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,22 @@ import ml_dtypes
 import numpy as np
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import file_schemas, json_files, schema
 from cfprm_jax.runtime import atomic, digests
 
 DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
+}
+# Bits of a value of every type that the format has; a file may hold tensors that nothing here reads.
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
 }
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _CHUNK_BYTES = 8 << 20
@@ -90,8 +101,12 @@ def read_header(path: pathlib.Path) -> list[StoredTensor]:
     Raises:
       UserError: the file is truncated or is no safetensors file; the message says which, with the sizes.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: not readable: {error}") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8:
             raise UserError(f"{path}: truncated: {size} bytes, less than the 8 that every safetensors file begins with")
@@ -99,25 +114,41 @@ def read_header(path: pathlib.Path) -> list[StoredTensor]:
             raise UserError(f"{path}: not a safetensors file: its first 8 bytes give a header of {length} bytes")
         if 8 + length > size:
             raise UserError(f"{path}: truncated: {size} bytes, but the header alone ends at byte {8 + length}")
-        try:
-            header = json.loads(file.read(length))
-            entries = [
-                (name, entry["dtype"], tuple(entry["shape"]), entry["data_offsets"])
-                for name, entry in header.items()
-                if name != "__metadata__"
-            ]
-            end = 8 + length + max((offsets[1] for *_, offsets in entries), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise UserError(f"{path}: not a safetensors file: its header is not the expected JSON ({error})") from error
-    if size < end:
-        raise UserError(f"{path}: truncated: {size} bytes, but its header describes {end}")
-    if size > end:
-        raise UserError(f"{path}: damaged: {size} bytes, but its header describes {end}")
-    tensors = [StoredTensor(name, path, dtype, shape, 8 + length + begin) for name, dtype, shape, (begin, _) in entries]
-    for tensor, (*_, (begin, stop)) in zip(tensors, entries, strict=True):
-        itemsize = DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else None
-        if itemsize is not None and math.prod(tensor.shape) * itemsize != stop - begin:
-            raise UserError(f"{path}: damaged: {tensor.name} has {stop - begin} bytes for shape {list(tensor.shape)}")
+        described = file.read(length)
+    header = json_files.as_object(json_files.parse(described, f"{path}: its header"), f"{path}: its header")
+    return _described_tensors(path, header, 8 + length, size)
+
+
+def _described_tensors(path: pathlib.Path, header: Mapping[str, Any], data: int, size: int) -> list[StoredTensor]:
+    """The tensors of a header that describes every byte of a file from data to size once, and no others."""
+    tensors, ends = [], []
+    for name, entry in header.items():
+        kind = file_schemas.HEADER_METADATA if name == "__metadata__" else file_schemas.TENSOR
+        if (fault := kind.fault(entry, f"its header: {name[:200]}")) is not None:
+            raise UserError(f"{path}: {fault}")
+        if name == "__metadata__":
+            continue
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        if dtype not in _BITS:
+            raise UserError(f"{path}: its header: {name}.dtype: expected {', '.join(_BITS)}, found {dtype!r}")
+        if begin > end:
+            raise UserError(
+                f"{path}: its header: {name}.data_offsets: expected a begin and an end, found {begin}, {end}"
+            )
+        if math.prod(shape) * _BITS[dtype] != 8 * (end - begin):
+            raise UserError(f"{path}: damaged: {name} has {end - begin} bytes for shape {list(shape)} of {dtype}")
+        tensors.append(StoredTensor(name, path, dtype, shape, data + begin))
+        ends.append((data + begin, data + end, name))
+    last = max((end for _, end, _ in ends), default=data)
+    if size != last:
+        damage = "truncated" if size < last else "damaged"
+        raise UserError(f"{path}: {damage}: {size} bytes, but its header describes {last}")
+    place, before = data, "the header"
+    for begin, end, name in sorted(ends):
+        if begin != place:
+            what = "overlaps" if begin < place else f"is {begin - place} bytes behind"
+            raise UserError(f"{path}: damaged: its header: {name} {what} {before}; expected one after the other")
+        place, before = end, name
     return tensors
 
 
@@ -166,10 +197,9 @@ def list_directory(directory: pathlib.Path) -> Listing:
 
 
 def _list_shards(directory: pathlib.Path, index: pathlib.Path) -> Listing:
-    try:
-        weight_map: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index}: not an index of shards: expected an object with a weight_map ({error})") from error
+    described = json_files.read_object(index, _MAX_HEADER_BYTES)
+    schema.check(described, file_schemas.INDEX, str(index))
+    weight_map: dict[str, str] = described["weight_map"]
     tensors: list[StoredTensor] = []
     problems: list[str] = []
     broken: set[str] = set()

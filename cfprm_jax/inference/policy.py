@@ -1,9 +1,8 @@
-"""A language model to sample from: a Hugging Face directory of one, its parameters laid out for decoding."""
+"""A language model to sample from: a Qwen2ForCausalLM directory, its parameters laid out for decoding."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface import file_schemas, loading, schema
+from cfprm_jax.huggingface.json_files import read_object
 from cfprm_jax.huggingface.safetensors_files import StoredTensor, list_directory
 from cfprm_jax.inference.decoder import DecoderParams
 from cfprm_jax.models.config import PRMConfig
@@ -49,13 +49,13 @@ def open_policy(directory: str | pathlib.Path, dtype: str, mesh: Mesh) -> Policy
       mesh: where the parameters go.
 
     Raises:
-      UserError: a directory that is no supported language model, has no weights, or no token that ends a turn.
+      UserError: a directory that is no Qwen2 language model, has no weights, or no token that ends a turn.
     """
     directory = pathlib.Path(directory)
     backbone, raw = loading.read_config(directory)
     if loading.head_of(directory) is not None:
         raise UserError(f"{directory} has a reward head (score.*): it is a process reward model, which says nothing")
-    dtype = compute_dtype(dtype, {}, raw)
+    dtype = compute_dtype(dtype, {}, directory)
     # One prompt is short, and is computed once for all its candidates: no kernel is worth its limits here.
     config = PRMConfig(backbone=backbone, dtype=dtype, attention="xla")
     head = None if backbone.tie_word_embeddings else _lm_head(directory, (backbone.vocab_size, backbone.hidden_size))
@@ -127,17 +127,17 @@ def stop_ids(
       UserError: there is none, or one that is no id.
     """
     path, source = directory / GENERATION, raw
-    if path.is_file():
-        try:
-            source = json.loads(path.read_text())
-        except ValueError as error:
-            raise UserError(f"{path}: not JSON: {error}") from error
+    if path.exists():
+        source = read_object(path)
+        schema.check(source, file_schemas.GENERATION, str(path))
         if source.get("eos_token_id") is None:
             source = raw
     named = source.get("eos_token_id")
     found = [i for i in (*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id) if i is not None]
     if not found:
         raise UserError(f"{directory}: neither {GENERATION}, config.json nor the tokenizer names an eos token")
-    if not all(type(i) is int and i >= 0 for i in found):
-        raise UserError(f"{directory}: eos_token_id {named!r} is not an id or a list of ids")
+    if not all(type(i) is int and 0 <= i < raw["vocab_size"] for i in found):
+        raise UserError(
+            f"{directory}: eos_token_id: expected ids below the vocab_size of {raw['vocab_size']}, found {found}"
+        )
     return tuple(sorted(set(found)))

@@ -24,7 +24,8 @@ import transformers
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
 from cfprm_jax.data.encoding import save_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.models.config import HEADS
+from cfprm_jax.huggingface import file_schemas, loading, schema
+from cfprm_jax.huggingface.json_files import read_object
 from cfprm_jax.runtime import atomic, digests, locks, output_paths
 
 CHECKPOINTS = "checkpoints"
@@ -86,31 +87,36 @@ def read_prm(directory: pathlib.Path) -> tuple[dict[str, Any], EncodingConfig | 
     """What prm.json of a directory holds, and the encoding that it names; nothing if there is no such file.
 
     Raises:
-      UserError: it is not what write_model or an export wrote.
+      UserError: a field is not what write_model or an export writes (file_schemas.PRM).
     """
     path = directory / PRM_FILE
-    if not path.is_file():
+    if not path.exists():
         return {}, None
+    meta = read_object(path)
+    schema.check(meta, file_schemas.PRM, str(path))
     try:
-        meta = json.loads(path.read_text())
-        if meta["head"] not in HEADS:
-            raise ValueError(f"head is {meta['head']!r}")
         return meta, EncodingConfig(**meta["encoding"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path}: not the description of a PRM that this version writes: {error!r}") from error
+    except UserError as error:
+        raise UserError(f"{path}: encoding: {error}") from error
 
 
-def compute_dtype(dtype: str, meta: dict[str, Any], backbone_config: dict[str, Any]) -> str:
+def compute_dtype(dtype: str, meta: Mapping[str, Any], weights: pathlib.Path | None = None) -> str:
     """What "auto" stands for: the type that a run was trained in, else that of a directory's weights; or dtype itself.
 
     Args:
       meta: of prm.json.
-      backbone_config: config.json.
+      weights: a Hugging Face directory; None for a run, whose prm.json has the type.
+
+    Raises:
+      UserError: the directory holds no readable safetensors files, or there is none and prm.json has no type.
     """
     if dtype != "auto":
         return dtype
-    stored = meta.get("dtype") or backbone_config.get("dtype") or backbone_config.get("torch_dtype")
-    return "float32" if stored == "float32" else "bfloat16"
+    if "dtype" in meta:
+        return str(meta["dtype"])
+    if weights is None:
+        raise UserError(f"{PRM_FILE} of the run has no dtype; name --dtype=float32 or --dtype=bfloat16")
+    return loading.stored_dtype(weights)
 
 
 def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:

@@ -177,7 +177,7 @@ class TestErrors:
 
     def test_a_chat_template_without_the_question(self, tmp_path, make_tokenizer):
         make_tokenizer(tmp_path, chat_template="<|start|>{{ messages[0]['role'] }}")
-        with pytest.raises(UserError, match="does not show the question exactly once"):
+        with pytest.raises(UserError, match="does not show the question"):
             Encoder(load_tokenizer(tmp_path), CONFIG)
 
     def test_a_chat_template_that_fails(self, tmp_path, make_tokenizer):
@@ -190,7 +190,9 @@ class TestErrors:
             load_tokenizer(tmp_path / "absent")
 
     def test_no_tokenizer_in_the_directory(self, tmp_path):
-        with pytest.raises(UserError, match=re.escape(str(tmp_path)) + " has no tokenizer that loads") as error:
+        with pytest.raises(
+            UserError, match=re.escape(str(tmp_path)) + ": no tokenizer: expected tokenizer.json"
+        ) as error:
             load_tokenizer(tmp_path)
         assert "\n" not in str(error.value)
 
@@ -203,7 +205,7 @@ class TestErrors:
     def test_a_damaged_file(self, tmp_path, tokenizer_dir):
         shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
         (tmp_path / "tokenizer.json").write_text("{")
-        with pytest.raises(UserError, match=r"tokenizer.json: not JSON"):
+        with pytest.raises(UserError, match=r"tokenizer.json: not readable as JSON"):
             load_tokenizer(tmp_path)
 
 

@@ -18,11 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading, safetensors_files
-from cfprm_jax.models.config import BackboneConfig, PRMConfig
+from cfprm_jax.models.config import PRMConfig, Qwen2Config
 from cfprm_jax.models.parameters import lookup, map_specs, param_specs, walk
 from cfprm_jax.models.reward_head import RewardHead
 
-CONFIG = PRMConfig(BackboneConfig(96, 32, 48, 3, 4, 2, 8, 1e-5, 1e4))
+CONFIG = PRMConfig(Qwen2Config(96, 32, 48, 3, 4, 2, 8, 1e-5, 1e4))
 KEY = jax.random.key(7)
 
 
@@ -267,9 +267,9 @@ def test_head_of_another_kind(tmp_path):
 
 def test_heads_that_are_not_whole_or_not_binary(tmp_path):
     tensors = tensors_of(CONFIG, labels=2)
-    bias = tensors.pop("score.bias")
-    assert problems_of(write(tmp_path / "a", tensors)) == ["score.bias: missing"]
-    tensors["score.bias"] = bias[:1]
+    weight = tensors.pop("score.weight")
+    assert problems_of(write(tmp_path / "a", tensors)) == ["score.weight: missing"]
+    tensors |= {"score.weight": weight, "score.bias": tensors["score.bias"][:1]}
     assert problems_of(write(tmp_path / "b", tensors)) == [
         "score: weight and bias disagree on the number of labels, 1 or 2"
     ]
@@ -278,6 +278,49 @@ def test_heads_that_are_not_whole_or_not_binary(tmp_path):
         "score.bias: shape [3], expected [1] or [2] (in model.safetensors)",
         "score.weight: shape [3, 32], expected [1, 32] or [2, 32] (in model.safetensors)",
     ]
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_linear_head_without_a_bias_has_bias_0(labels, shards, tmp_path):
+    """torch.nn.Linear(bias=False), as in Qwen2ForSequenceClassification."""
+    tensors = tensors_of(CONFIG, labels=labels)
+    del tensors["score.bias"]
+    params, report = loading.load_params(write(tmp_path, tensors, shards), CONFIG)
+    assert loading.head_of(tmp_path) == "linear"
+    np.testing.assert_array_equal(params["head"]["output"]["bias"], np.zeros(1, np.float32))
+    rows = tensors["score.weight"]
+    np.testing.assert_array_equal(params["head"]["output"]["kernel"], rows if labels == 1 else rows[1:] - rows[:1])
+    assert (report.head, report.labels, report.absent) == ("loaded", labels, ("score.bias",))
+    assert "no score.bias, which is 0" in str(report)
+
+
+def test_a_bias_that_is_lost_with_its_shard_is_not_0(tmp_path):
+    tensors = tensors_of(CONFIG, labels=2)
+    write(tmp_path, tensors, shards=3)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index["score.bias"] != index["score.weight"]
+    (tmp_path / index["score.bias"]).unlink()
+    (problem,) = problems_of(tmp_path)
+    assert "missing shard" in problem
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [(np.float32, "float32"), (np.float16, "float32"), (ml_dtypes.bfloat16, "bfloat16")],
+)
+def test_the_type_of_the_weights(stored, expected, tmp_path):
+    """Whatever config.json says, or does not; the head is float32 in many a bfloat16 model."""
+    tensors = tensors_of(CONFIG, stored, labels=2)
+    tensors |= {name: tensors[name].astype(np.float32) for name in ("score.weight", "score.bias")}
+    write(tmp_path, tensors)
+    for named in (None, "float32", "bfloat16", "float16"):
+        raw = CONFIG.backbone.to_hf() | {"torch_dtype": named}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        assert loading.stored_dtype(tmp_path) == expected
+    if expected == "bfloat16":  # one tensor that bfloat16 would round
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
+        assert loading.stored_dtype(write(tmp_path, tensors)) == "float32"
 
 
 def test_buffers_of_old_versions_are_known(tmp_path):
@@ -290,17 +333,17 @@ def test_buffers_of_old_versions_are_known(tmp_path):
 
 def test_host_memory_stays_near_what_the_parameters_need(tmp_path):
     """A fresh process: on CPU the parameters are host memory themselves, and beyond them there is little."""
-    config = PRMConfig(BackboneConfig(40_000, 512, 1024, 6, 8, 2, 64))
+    config = PRMConfig(Qwen2Config(40_000, 512, 1024, 6, 8, 2, 64))
     write(tmp_path, tensors_of(config, ml_dtypes.bfloat16, labels=2), config=config)
     program = f"""
 import resource, jax
-from cfprm_jax.models import hf
+from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import PRMConfig
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-config = PRMConfig(hf.read_config({str(tmp_path)!r})[0])
+config = PRMConfig(loading.read_config({str(tmp_path)!r})[0])
 jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.numpy.zeros(3)))
 before = peak()
-params, _ = hf.load_params({str(tmp_path)!r}, config)
+params, _ = loading.load_params({str(tmp_path)!r}, config)
 jax.block_until_ready(params)
 print(peak() - before, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """

@@ -89,8 +89,8 @@ def test_a_fetch_that_breaks_its_plan_is_a_fault(tmp_path):
         (lambda data: data[:-3], r"truncated: \d+ bytes, but its header describes \d+"),
         (lambda data: data + b"xx", r"damaged: \d+ bytes, but its header describes \d+"),
         (lambda data: b"<html>" * 100, "not a safetensors file: its first 8 bytes give a header of"),
-        (lambda data: data[:8] + b"{]" + data[10:], "not a safetensors file: its header is not the expected JSON"),
-        (lambda data: data.replace(b"[7,5]", b"[7,4]"), "damaged: a has 140 bytes for shape \\[7, 4\\]"),
+        (lambda data: data[:8] + b"{]" + data[10:], "its header: not readable as JSON"),
+        (lambda data: data.replace(b"[7,5]", b"[7,4]"), "damaged: a has 140 bytes for shape \\[7, 4\\] of F32"),
     ],
 )
 def test_damaged_files(damage, message, tensors, tmp_path):
@@ -164,7 +164,7 @@ def test_wrong_index(shards, tmp_path):
     (problem,) = list_directory(tmp_path).problems
     assert problem.endswith("wrong index: does not name c, which two.safetensors holds")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(UserError, match="not an index of shards: expected an object with a weight_map"):
+    with pytest.raises(UserError, match=r"index.json: weight_map: expected an object, found nothing"):
         list_directory(tmp_path)
 
 
@@ -182,4 +182,73 @@ def test_directories_without_weights(tensors, tmp_path):
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds both model.safetensors and model.safetensors.index.json"):
+        list_directory(tmp_path)
+
+
+def rewritten(path, change):
+    """The file with another header, and the same data."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": ["F32"]}, r"its header: a.dtype: expected a text.* found \[\"F32\"\]"),
+        ({"dtype": "F31"}, r"its header: a.dtype: expected BOOL, .*, found 'F31'"),
+        ({"shape": ["7", 5]}, r"its header: a.shape\[0\]: expected a whole number from 0.*, found '7'"),
+        ({"shape": [-7, -5]}, r"its header: a.shape\[0\]: expected a whole number from 0.*, found -7"),
+        ({"shape": [7.0, 5]}, r"its header: a.shape\[0\]: .*, found 7.0"),
+        ({"shape": 35}, r"its header: a.shape: expected a list.*, found 35"),
+        ({"data_offsets": ["0", 140]}, r"its header: a.data_offsets\[0\]: .*, found '0'"),
+        ({"data_offsets": None}, r"its header: a.data_offsets: expected a list of 2.*, found null"),
+        ({"data_offsets": [0, 140, 3]}, r"its header: a.data_offsets: expected a list of 2"),
+        ({"data_offsets": [140, 0]}, r"its header: a.data_offsets: expected a begin and an end, found 140, 0"),
+        ({"data_offsets": [0, True]}, r"its header: a.data_offsets\[1\]: .*, found true"),
+        (
+            {"data_offsets": [8, 148]},
+            r"its header: \w (overlaps|is 8 bytes behind)|its header describes",
+        ),
+    ],
+)
+def test_headers_that_are_not_what_they_should_be(change, message, tensors, tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(tensors, path)
+    rewritten(path, lambda header: header["a"].update(change))
+    with pytest.raises(UserError, match=message) as error:
+        read_header(path)
+    assert str(path) in str(error.value)
+
+
+def test_tensors_that_share_bytes_or_leave_some_out(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(4, np.float32), "b": np.ones(4, np.float32)}, path)
+    rewritten(path, lambda header: header["a"].update(data_offsets=header["b"]["data_offsets"]))
+    with pytest.raises(UserError, match=r"a is 16 bytes behind the header|b overlaps a"):
+        read_header(path)
+    safetensors.numpy.save_file({"a": np.zeros(4, np.float32), "b": np.ones(4, np.float32)}, path)
+    rewritten(path, lambda header: header.pop("a"))
+    with pytest.raises(UserError, match="b is 16 bytes behind the header; expected one after the other"):
+        read_header(path)
+
+
+def test_a_header_with_one_name_twice(tmp_path):
+    path = tmp_path / "model.safetensors"
+    entry = json.dumps({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]})
+    text = f'{{"a": {entry}, "a": {entry}}}'.encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(UserError, match="its header: not readable as JSON: an object has 'a' twice"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("name", [3, ["one.safetensors"], None, "../one.safetensors", "a/b.safetensors", "one.bin", ""])
+def test_an_index_with_a_name_that_is_none(name, shards, tmp_path):
+    shards()
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UserError, match=r"weight_map.a: expected the name of a .safetensors file beside it, found"):
         list_directory(tmp_path)

@@ -90,6 +90,27 @@ def test_scores_agree_with_transformers(exported, expected):
     np.testing.assert_allclose(scores[torch.tensor(ids) == marker].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("stored", "named", "expected"),
+    [
+        ("float32", None, "float32"),
+        ("float32", "bfloat16", "float32"),
+        ("bfloat16", None, "bfloat16"),
+        ("bfloat16", "float32", "bfloat16"),
+    ],
+)
+def test_dtype_auto_is_the_type_of_the_weights_and_not_what_config_json_says(stored, named, expected, loaded, tmp_path):
+    directory = tmp_path / "prm"
+    loading.export(directory, loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, dtype=stored)
+    raw = json.loads((directory / "config.json").read_text())
+    for key in ("dtype", "torch_dtype"):
+        del raw[key]
+        if named:
+            raw[key] = named
+    (directory / "config.json").write_text(json.dumps(raw))
+    assert open_prm(directory).config.dtype == expected
+
+
 def test_the_directorys_own_encoding_is_used(exported, loaded):
     for encoding in ("auto", "cfprm"):
         found = open_prm(exported, "float32", encoding=encoding)

@@ -76,10 +76,10 @@ def test_ends_of_a_turn(copied, one_device):
             path.write_text(json.dumps(generation))
         assert set(open_policy(directory, "float32", one_device).stops) == expected
     path.write_text(json.dumps({"eos_token_id": ["x"]}))
-    with pytest.raises(UserError, match="is not an id or a list of ids"):
+    with pytest.raises(UserError, match=r"eos_token_id\[0\]: expected a whole number"):
         open_policy(directory, "float32", one_device)
     path.write_text("{")
-    with pytest.raises(UserError, match="not JSON"):
+    with pytest.raises(UserError, match="not readable as JSON"):
         open_policy(directory, "float32", one_device)
 
 

@@ -52,7 +52,7 @@ def test_scores_are_those_of_one_conversation_a_step(
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "has no special token between"),
         (
             "{% for m in messages %}<s>{{ m.content | lower }}{% endfor %}",
-            "does not show turns",
+            "does not show the question",
         ),
         ("{% for m in messages %}<s>{{ m.content | replace('.', '') }}{% endfor %}", "rewrites the steps"),
         ("{% for m in messages %}<s>{{ m.content }}e{% endfor %}", 'runs the answer "\\+" together'),
