@@ -13,6 +13,7 @@ COMMANDS = {
     "score": "score every step of candidates or trajectories",
     "bon": "Best-of-N accuracies of scored candidates",
     "process_bench": "accuracy and F1 on ProcessBench",
+    "prm_bench": "PRMScore on PRMBench, macro-F1 and AUC on ReasonEval",
     "export": "write a Hugging Face directory",
     "experiment": "a grid of training runs with tables, intervals and figures",
 }

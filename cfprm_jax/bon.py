@@ -20,7 +20,7 @@ from cfprm_jax import flags
 from cfprm_jax.config import AGGREGATIONS, LARGEST_SEED, MOST_CANDIDATES, MOST_COUNT, Options, option, whole_number
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation import best_of_n, breakdown
+from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics
 from cfprm_jax.evaluation.pool import make_pool
 from cfprm_jax.grading.grader import GRADERS, Grader
 from cfprm_jax.report import page, plot, results
@@ -138,9 +138,9 @@ def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Itera
       UserError: a question has fewer candidates than the largest n, a candidate was never scored, the grader has
         nothing to go by, or the two systems have different questions.
     """
-    collector = page.Collector(config.report_questions)
+    collector, steps = page.Collector(config.report_questions), diagnostics.Collector()
     with Grader(config.grader, config.grade_seconds, config.grade_processes or _processors()) as grader:
-        pool = make_pool(collector.watch(grader.judge(questions)), config.aggregation)
+        pool = make_pool(collector.watch(grader.judge(_collected(questions, steps))), config.aggregation)
         best_of_n.check_sizes(pool, config.sizes)
         grading = grader.report()
         second = None if questions2 is None else make_pool(grader.judge(questions2), config.aggregation)
@@ -168,8 +168,19 @@ def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Itera
         grading,
         breakdown.correlations(pool, config.sizes),
         comparison,
+        steps.result(),
     )
     return Result(outcome, collector.data(pool, max(config.sizes)))
+
+
+def _collected(questions: Iterable[Question], collector: diagnostics.Collector) -> Iterator[Question]:
+    """The same questions; the scores of their candidates are collected as they pass by."""
+    for question in questions:
+        for candidate in question.candidates:
+            # Logits tell apart what scores, which round to 1, do not.
+            scores = candidate.step_scores if candidate.step_logits is None else candidate.step_logits
+            collector.add(scores, candidate.steps)
+        yield question
 
 
 def _processors() -> int:

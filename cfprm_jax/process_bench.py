@@ -21,7 +21,9 @@ from cfprm_jax import flags
 from cfprm_jax.config import ATTENTIONS, ENCODINGS, MOST_TOKENS, DeviceConfig, Options, option
 from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.first_error import Accuracies, Labelled, accuracies, predict, tune
+from cfprm_jax.evaluation import diagnostics
+from cfprm_jax.evaluation.first_error import NO_ERROR, Accuracies, Labelled, accuracies, predict, tune
+from cfprm_jax.report import diagnostics as diagnostics_report
 from cfprm_jax.report.tables import markdown
 from cfprm_jax.runtime import atomic, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
@@ -242,7 +244,19 @@ def evaluate(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> dic
         "subsets": {name: dataclasses.asdict(found) for name, found in measured.items()},
         "average_f1": _mean(measured.values()),
         "average_f1_without_tuned": _mean(others.values()) if config.tune_on else None,
+        "diagnostics": dataclasses.asdict(diagnose(found, threshold)),
     }
+
+
+def diagnose(found: Iterable[dict[str, Any]], threshold: float) -> diagnostics.Diagnostics:
+    """The diagnostics of all rows; a wrong process that reaches the right answer has both a label and that field."""
+    collector = diagnostics.Collector()
+    for row in found:
+        scores = None if row["step_scores"] is None else np.array(row["step_scores"], np.float64)
+        collector.add(scores, row["steps"])
+        if row["label"] != NO_ERROR and row.get("final_answer_correct") is True:
+            collector.add_wrong_process(predict(scores, threshold) == row["label"])
+    return collector.result()
 
 
 def _mean(measured: Iterable[Accuracies]) -> float | None:
@@ -275,7 +289,8 @@ def table(outcome: dict[str, Any]) -> str:
     unscored = sum(found["unscored"] for found in outcome["subsets"].values())
     return (
         f"{markdown(grid)}\nIn %. The predicted error is the first step whose score is below "
-        f"{outcome['threshold']:.4g} ({how}). {unscored:,} solutions could not be scored and count as misses.\n"
+        f"{outcome['threshold']:.4g} ({how}). {unscored:,} solutions could not be scored and count as misses.\n\n"
+        f"{markdown(diagnostics_report.table(outcome['diagnostics']))}\n{diagnostics_report.NOTE}\n"
     )
 
 

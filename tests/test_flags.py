@@ -182,6 +182,7 @@ COMMANDS = (
     "bon.BonConfig",
     "sample.SampleConfig",
     "process_bench.ProcessBenchConfig",
+    "prm_bench.PRMBenchConfig",
     "export.ExportConfig",
     "plan.PlanConfig",
     "experiment.ExperimentConfig",

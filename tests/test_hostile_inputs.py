@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 from hostile_inputs import FILE_CHANGES, encode, flag_values, mutate_row
 
-from cfprm_jax import bon, experiment, export, flags, plan, prepare, process_bench, sample, score
+from cfprm_jax import bon, experiment, export, flags, plan, prepare, prm_bench, process_bench, sample, score
 from cfprm_jax.data import formats
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.question_files import read_question_files
 from cfprm_jax.data.questions import read_questions
+from cfprm_jax.data.step_cases import read_cases
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.case_scores import CaseScores, ScoreTable, read_scores
+from cfprm_jax.report import prm_bench as prm_bench_report
 from cfprm_jax.run import validate
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.sharding import rules
@@ -35,6 +38,7 @@ COMMANDS = {
     "bon": bon.BonConfig,
     "sample": sample.SampleConfig,
     "process_bench": process_bench.ProcessBenchConfig,
+    "prm_bench": prm_bench.PRMBenchConfig,
     "export": export.ExportConfig,
     "plan": plan.PlanConfig,
     "experiment": experiment.ExperimentConfig,
@@ -75,6 +79,32 @@ PROCESS_BENCH = [
     {"id": "gsm8k-1", "problem": "1 + 1?", "steps": ["a", "b"], "label": 1, "step_scores": [0.9, 0.2]},
     {"id": "gsm8k-2", "problem": "2 + 2?", "steps": ["a"], "label": -1, "step_scores": [0.8]},
     {"id": "x", "problem": "3 + 3?", "steps": ["a", "b"], "label": 0, "step_scores": None, "subset": "own"},
+]
+_PRM_ROW = {
+    "original_question": "1 + 1?",
+    "modified_question": "1 + 1 at most?",
+    "original_process": ["a", "b"],
+    "modified_process": ["a", "b", "c"],
+    "error_steps": [2],
+    "idx": "t_1",
+}
+PRM_BENCH = [
+    {**_PRM_ROW, "classification": "redundency"},
+    {**_PRM_ROW, "classification": "multi_solutions", "error_steps": []},
+    {"id": 0, "question": "2 + 2?", "model_output_step_format": [["a"], ["b", "c"]], "rating": [1, 0]},
+    {
+        "uuid": "u",
+        "question": "3 + 3?",
+        "model_output_steps": ["a", "b"],
+        "model_output_solution_correctness": "wrong",
+        "model_output_solution_first_error_step": "2",
+        "model_output_answer_correctness": "correct",
+    },
+]
+_SCORED = {"question": "1 + 1 at most?", "steps": ["a", "b", "c"], "step_scores": [0.9, 0.1, 0.5], "idx": "t_1"}
+CASE_SCORES = [
+    {**_SCORED, "classification": "redundency", "step_redundancy": [0.1, 0.2, 1], "error_steps": [2]},
+    {**_SCORED, "classification": "multi_solutions", "step_redundancy": [0.1, 0, 1], "error_steps": []},
 ]
 
 
@@ -128,6 +158,28 @@ def run_process_bench(path):
     json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
 
 
+def run_prm_bench(path):
+    found = read_cases(str(path))
+    config = prm_bench.PRMBenchConfig(input=(str(path),), resamples=100)
+    scores = {
+        case.key: CaseScores(np.linspace(0.1, 0.9, len(case.steps)), np.linspace(0, 1, len(case.steps)))
+        for case in found.cases[1:]
+    }
+    table = ScoreTable(scores, (), 0)
+    outcome = prm_bench.evaluate(found, table, config, table, frozenset())
+    json.dumps(outcome, allow_nan=False)
+    shown = [(case, scores[case.key]) for case in found.cases[1:]]
+    texts = (prm_bench_report.document(outcome), prm_bench_report.latex(outcome))
+    "".join([*texts, prm_bench_report.page(outcome, shown, 0)]).encode()
+
+
+def read_case_scores(path):
+    source = path.with_name("cases.jsonl")
+    source.write_text("".join(json.dumps(row) + "\n" for row in PRM_BENCH))
+    for scores in read_scores(str(path), read_cases(source).cases).scores.values():
+        assert np.all((scores.validity >= 0) & (scores.validity <= 1))
+
+
 READERS = {
     **{name: (corpus_rows(name), read_corpus) for name in CORPORA},
     "candidates": (CANDIDATES, read_scored),
@@ -136,6 +188,8 @@ READERS = {
     "prepare": (corpus_rows("stepwise"), run_prepare),
     "bon": (CANDIDATES, run_bon),
     "process_bench": (PROCESS_BENCH, run_process_bench),
+    "prm_bench": (PRM_BENCH, run_prm_bench),
+    "case scores": (CASE_SCORES, read_case_scores),
 }
 
 

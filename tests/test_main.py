@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 
 import pytest
 
@@ -26,6 +27,8 @@ def test_help_names_every_command(monkeypatch, capsys):
 @pytest.mark.parametrize(("name", "flag"), [("bon", "aggregation"), ("prepare", "exclude_questions")])
 def test_runs_a_command_with_its_flags(name, flag, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["cfprm", name, "--help"])
+    # Another test of the same process may have imported it, which runpy warns of.
+    monkeypatch.delitem(sys.modules, f"cfprm_jax.{name}", raising=False)
     with pytest.raises(SystemExit) as ended:
         cfprm.main()
     assert not ended.value.code

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 _CHUNK = 1024
 
@@ -30,7 +30,7 @@ def bootstrap_interval(
       low and high for each system.
     """
     tail = (1 - level) / 2
-    return np.quantile(np.concatenate(list(_means(outcomes, resamples, seed))), (tail, 1 - tail), axis=0).T
+    return np.quantile(np.concatenate(list(resampled_means(outcomes, resamples, seed))), (tail, 1 - tail), axis=0).T
 
 
 def paired_p_value(
@@ -45,17 +45,21 @@ def paired_p_value(
     Args:
       differences: what each question contributes to the difference of two systems.
     """
-    below = above = np.zeros(differences.shape[1])
-    for means in _means(differences, resamples, seed):
-        # Sums of thirds and the like that cancel are 0 but for rounding.
-        below, above = below + (means <= 1e-12).sum(axis=0), above + (means >= -1e-12).sum(axis=0)
-    return np.minimum(1.0, 2 * (np.minimum(below, above) + 1) / (resamples + 1))
+    return two_sided_p_value(np.concatenate(list(resampled_means(differences, resamples, seed))))
 
 
-def _means(
+def two_sided_p_value(differences: Float[np.ndarray, "resamples systems"]) -> Float[np.ndarray, " systems"]:
+    """The p-value of :func:`paired_p_value` from differences that are resampled already; NaN ones are left out."""
+    # Sums of thirds and the like that cancel are 0 but for rounding.
+    below, above = (differences <= 1e-12).sum(axis=0), (differences >= -1e-12).sum(axis=0)
+    count = np.isfinite(differences).sum(axis=0)
+    return np.minimum(1.0, 2 * (np.minimum(below, above) + 1) / (count + 1))
+
+
+def resampled_means(
     outcomes: Float[np.ndarray, "questions systems"], resamples: int, seed: int
 ) -> Iterator[Float[np.ndarray, "chunk systems"]]:
-    """The mean over each resample of the questions."""
+    """The mean over each resample of the questions, in chunks of resamples; equal seeds draw equal questions."""
     questions = len(outcomes)
     rng = np.random.default_rng(seed)
     even = np.full(questions, 1 / questions)
@@ -69,3 +73,30 @@ def spearman(one: Float[np.ndarray, " n"], other: Float[np.ndarray, " n"]) -> fl
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
     return float(scipy.stats.spearmanr(one, other).statistic)
+
+
+def spearman_within(
+    one: Float[np.ndarray, " n"], other: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " groups"]:
+    """:func:`spearman` within each group, NaN where that has none.
+
+    Args:
+      group: the group of each pair, from 0; all of a group stand together, in ascending order.
+    """
+    sizes = np.bincount(group)
+
+    def centred(values: np.ndarray) -> np.ndarray:
+        order = np.lexsort((values, group))
+        ordered, of = values[order], group[order]
+        first = np.concatenate([[True], (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])])
+        run = np.cumsum(first) - 1
+        # Equal values have the mean of the ranks that they take up.
+        rank = np.empty(len(values))
+        rank[order] = (np.bincount(run, np.arange(len(values))) / np.bincount(run))[run]
+        return rank - (np.bincount(group, rank) / np.maximum(sizes, 1))[group]
+
+    if not len(one):
+        return np.zeros(0)
+    a, b = centred(np.asarray(one)), centred(np.asarray(other))
+    covariance, variances = np.bincount(group, a * b), np.bincount(group, a * a) * np.bincount(group, b * b)
+    return np.divide(covariance, np.sqrt(variances), out=np.full(len(sizes), np.nan), where=variances > 0)

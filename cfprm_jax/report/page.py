@@ -16,7 +16,7 @@ import importlib.resources
 import json
 import pathlib
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from cfprm_jax.data.steps import split_steps
 from cfprm_jax.evaluation.best_of_n import chosen, majority
 from cfprm_jax.evaluation.pool import Pool, question_fields
 from cfprm_jax.grading.grader import Judgement
-from cfprm_jax.report import curves_svg, results, tables
+from cfprm_jax.report import curves_svg, diagnostics, html_parts, results, tables
 from cfprm_jax.report.series import columns, curves, sizes
-from cfprm_jax.runtime import atomic, digests
+from cfprm_jax.runtime import atomic
 
 # Questions that are unpacked together when one of them is opened.
 _BLOCK = 8
@@ -155,8 +155,8 @@ def write(outcome: Mapping[str, Any], data: Data, path: str | pathlib.Path) -> N
 
 
 def _page(outcome: Mapping[str, Any], data: Data) -> str:
-    style = f"{_temml_style()}\n{_asset('report.css')}"
-    script = "\n".join(map(_asset, ("temml/temml.min.js", "report_math.js", "report.js")))
+    style = f"{_temml_style()}\n{html_parts.asset('report.css')}"
+    script = "\n".join(map(html_parts.asset, ("temml/temml.min.js", "report_math.js", "report.js")))
     settings = {
         "aggregations": outcome["config"]["aggregation"],
         "n": data.n,
@@ -166,20 +166,21 @@ def _page(outcome: Mapping[str, Any], data: Data) -> str:
     index, raw = _packed(settings)
     size = len(index) + sum(map(len, data.blocks))
     systems = " and ".join(outcome["systems"])
-    return string.Template(_asset("report.html")).substitute(
+    return string.Template(html_parts.asset("report.html")).substitute(
         title=html.escape(f"Best of N: {systems}"),
         style=style,
-        style_hash=_hash(style),
+        style_hash=html_parts.policy_hash(style),
         script=script,
-        script_hash=_hash(script),
+        script_hash=html_parts.policy_hash(script),
         systems=html.escape(systems),
         caption=html.escape(results.caption(outcome)),
         grading=html.escape(results.grading_note(outcome)),
-        table=_table(tables.main_table(outcome), "Accuracy"),
+        table=html_parts.table(tables.main_table(outcome), "Accuracy"),
         comparison=_comparison(outcome),
         plots=_plots(outcome),
         parts=_parts(outcome),
-        correlations=_table(tables.correlation_table(outcome), "Correlation of scores with length"),
+        diagnostics=_diagnostics(outcome),
+        correlations=html_parts.table(tables.correlation_table(outcome), "Correlation of scores with length"),
         differing=_differing(outcome),
         shown=_shown(data),
         size=f"{(data.raw + raw) / 1e6:,.1f} MB of candidates, {size / 1e6:,.1f} MB compressed in this file",
@@ -191,46 +192,11 @@ def _page(outcome: Mapping[str, Any], data: Data) -> str:
     )
 
 
-def _asset(name: str) -> str:
-    return importlib.resources.files("cfprm_jax.report").joinpath(name).read_text(encoding="utf-8")
-
-
 def _temml_style() -> str:
     """Temml's style sheet with its font in it, so that the page needs no other file."""
     font = importlib.resources.files("cfprm_jax.report").joinpath("temml/Temml.woff2").read_bytes()
     data = f"data:font/woff2;base64,{base64.b64encode(font).decode()}"
-    return _asset("temml/Temml-Local.css").replace("url('Temml.woff2')", f"url('{data}')")
-
-
-def _hash(text: str) -> str:
-    """What the content security policy knows an inline script or style by."""
-    return f"'sha256-{base64.b64encode(digests.raw(text)).decode()}'"
-
-
-def _table(grid: Sequence[Sequence[str]], label: str) -> str:
-    """A table in a box that scrolls, also by keyboard. A first column of data sets is a heading of its rows, too."""
-    heads = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in grid[0])
-    headings = 2 if grid[0][0] == "data set" else 1
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<th scope="row">{html.escape(text)}</th>' if place < headings else f"<td>{_cell(text)}</td>"
-            for place, text in enumerate(line)
-        )
-        + "</tr>"
-        for line in grid[1:]
-    )
-    return (
-        f'<div class="scroll" role="region" aria-label="{html.escape(label)}" tabindex="0">'
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(text: str) -> str:
-    """A number, with what is said of its certainty in smaller print."""
-    number, bracket, rest = text.partition(" [")
-    certainty = f' <span class="interval">[{html.escape(rest)}</span>' if bracket and number else ""
-    return f"{html.escape(number)}{certainty}" if certainty else html.escape(text)
+    return html_parts.asset("temml/Temml-Local.css").replace("url('Temml.woff2')", f"url('{data}')")
 
 
 def _comparison(outcome: Mapping[str, Any]) -> str:
@@ -239,7 +205,7 @@ def _comparison(outcome: Mapping[str, Any]) -> str:
     first, second = (html.escape(name) for name in outcome["systems"])
     return (
         f'<section aria-labelledby="h-comparison"><h2 id="h-comparison">{first} against {second}</h2>'
-        f"{_table(tables.comparison_table(outcome), 'Comparison')}"
+        f"{html_parts.table(tables.comparison_table(outcome), 'Comparison')}"
         f"<p>{first} minus {second} on the same questions, in percentage points; interval and two-sided p-value from a "
         "paired bootstrap over questions.</p></section>"
     )
@@ -264,9 +230,17 @@ def _parts(outcome: Mapping[str, Any]) -> str:
     if not found:
         return ""
     inside = "".join(
-        f"<details><summary>{html.escape(title)}</summary>{_table(grid, title)}</details>" for title, grid in found
+        f"<details><summary>{html.escape(title)}</summary>{html_parts.table(grid, title)}</details>"
+        for title, grid in found
     )
     return f'<section aria-labelledby="h-parts"><h2 id="h-parts">Parts of the questions</h2>{inside}</section>'
+
+
+def _diagnostics(outcome: Mapping[str, Any]) -> str:
+    if outcome["diagnostics"] is None:
+        return ""
+    grid = html_parts.table(diagnostics.table(outcome["diagnostics"]), "Diagnostics of step scores")
+    return f"<details><summary>Diagnostics of step scores</summary>{grid}<p>{diagnostics.NOTE}</p></details>"
 
 
 def _differing(outcome: Mapping[str, Any]) -> str:
@@ -285,7 +259,7 @@ def _differing(outcome: Mapping[str, Any]) -> str:
         for pair in pairs
     ]
     title = "Where the grader differs from the candidates' own “correct”"
-    return f"<details><summary>{title}</summary>{_table(grid, 'Differences of the grader')}</details>"
+    return f"<details><summary>{title}</summary>{html_parts.table(grid, 'Differences of the grader')}</details>"
 
 
 def _shown(data: Data) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from cfprm_jax.evaluation.best_of_n import Row
 from cfprm_jax.evaluation.breakdown import Correlation, Difference, Part
+from cfprm_jax.evaluation.diagnostics import Diagnostics
 from cfprm_jax.evaluation.pool import Pool
-from cfprm_jax.report import tables
+from cfprm_jax.report import diagnostics, tables
 from cfprm_jax.runtime import atomic
 
 RESULTS, TABLE, LATEX, PLOT, PAGE = "results.json", "table.md", "table.tex", "plot.png", "report.html"
@@ -34,6 +35,7 @@ def results(
     grading: Mapping[str, Any],
     correlations: Sequence[Correlation],
     comparison: Sequence[Difference] = (),
+    diagnosed: Diagnostics | None = None,
 ) -> dict[str, Any]:
     """The JSON object of results.json.
 
@@ -73,6 +75,7 @@ def results(
             for entry in others
         ],
         "correlations": [dataclasses.asdict(entry) for entry in correlations],
+        "diagnostics": None if diagnosed is None else dataclasses.asdict(diagnosed),
         "grading": dict(grading),
     }
 
@@ -144,6 +147,9 @@ def document(outcome: Mapping[str, Any]) -> str:
         "Spearman's rank correlation with the number of characters and of steps: over all candidates, the mean within "
         "questions, and over the chosen candidates.\n"
     )
+    if outcome["diagnostics"] is not None:
+        grid = diagnostics.table(outcome["diagnostics"])
+        sections.append(f"## Diagnostics of step scores\n\n{tables.markdown(grid)}\n{diagnostics.NOTE}\n")
     differing = outcome["grading"]["pairs_that_differ"]
     if differing:
         grid = [["question", "predicted", "reference", "graded", "candidates"]]
