@@ -11,7 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from cfprm_jax.models import embedding, qwen2
+from cfprm_jax.models import embedding, layers
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.products import matmul_precision
 
@@ -47,6 +47,6 @@ class Earlier:
 EARLIER = {
     "all pairs in memory (--attention=xla)": Earlier(lambda network: dataclasses.replace(network, attention="xla")),
     "layers recomputed (--remat=layer)": Earlier(lambda network: dataclasses.replace(network, remat="layer")),
-    "products over rows and tokens": Earlier(patch=(qwen2, "times", product_over_all_axes)),
+    "products over rows and tokens": Earlier(patch=(layers, "times", product_over_all_axes)),
     "embedding by indexing": Earlier(patch=(embedding, "take", indexed)),
 }

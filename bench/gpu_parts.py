@@ -25,7 +25,7 @@ from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import attention, parameters, prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.planning.shapes import known_backbone
 from cfprm_jax.runtime import devices
 from cfprm_jax.sharding import rules
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 Say = Callable[[dict[str, Any]], None]
 """Takes down what a part knows so far; the last word counts."""
 
-TINY = Qwen2Config(256, 64, 128, 2, 4, 2, 16)
-SMALL = Qwen2Config(4096, 896, 2048, 4, 14, 2, 64)
+TINY = BackboneConfig(256, 64, 128, 2, 4, 2, 16)
+SMALL = BackboneConfig(4096, 896, 2048, 4, 14, 2, 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +177,7 @@ def parity(config: CheckConfig, backend: str, say: Say) -> None:
     say(result)
 
 
-def resolved(backend: str, device: jax.Device, net: Qwen2Config, dtype: str) -> str:
+def resolved(backend: str, device: jax.Device, net: BackboneConfig, dtype: str) -> str:
     heads = {"heads": net.num_attention_heads, "kv_heads": net.num_key_value_heads, "head_dim": net.head_dim}
     return attention.resolve(backend, device.platform, dtype, **heads)
 
@@ -214,7 +214,7 @@ def leaks(network: PRMConfig, params: Any, batch: PackedBatch, device: jax.Devic
     return bool((before != after)[unseen].any()) or not bool((before != after)[~unseen].any())
 
 
-def built_for(config: CheckConfig, backbone: Qwen2Config, device: jax.Device) -> Program:
+def built_for(config: CheckConfig, backbone: BackboneConfig, device: jax.Device) -> Program:
     """The program of a run on one device, as train builds it."""
     mesh = rules.make_mesh(DeviceConfig(mesh="data=1"), [device])
     backend = rules.attention_backend("auto", mesh, backbone, "bfloat16")

@@ -26,7 +26,7 @@ from cfprm_jax.config import (
     ReadConfig,
 )
 from cfprm_jax.data.packing import PackedBatch, tokens_placed
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program
 from cfprm_jax.training.flops import train_flops, visible_pairs
@@ -41,7 +41,7 @@ class Network:
     VOCAB = 512
 
     def __init__(self, attention: str) -> None:
-        backbone = Qwen2Config(self.VOCAB, 128, 512, 1, 2, 1, 64)
+        backbone = BackboneConfig(self.VOCAB, 128, 512, 1, 2, 1, 64)
         mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
         backend = rules.attention_backend(attention, mesh, backbone, "float32")
         self.config = PRMConfig(backbone, dtype="float32", attention=backend, remat="none")
@@ -117,7 +117,7 @@ def devices_part(arguments: Sequence[str]) -> int:
 
 def _step_text(mesh: Any, rows: int, dtype: str) -> str:
     """The compiled step of a small network, of a width that 64 divides, on rows of 256 tokens."""
-    backbone = Qwen2Config(2048, 256, 1024, 4, 4, 2, 64)
+    backbone = BackboneConfig(2048, 256, 1024, 4, 4, 2, 64)
     attention = rules.attention_backend("auto", mesh, backbone, dtype)
     built = program.build(PRMConfig(backbone, "linear", dtype, attention), LossConfig(), OptimizerConfig(), 1000, mesh)
     whole, small = jax.ShapeDtypeStruct((rows, 256), jnp.int32), jax.ShapeDtypeStruct((64, 16), jnp.int32)

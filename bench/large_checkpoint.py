@@ -44,12 +44,12 @@ def write(directory: pathlib.Path, config: pathlib.Path, layers: int, shard_byte
     import numpy as np
 
     from cfprm_jax.huggingface.safetensors_files import PlannedTensor, write_shards
-    from cfprm_jax.models.config import PRMConfig, Qwen2Config
+    from cfprm_jax.models.config import BackboneConfig, PRMConfig
     from cfprm_jax.models.parameters import param_specs, walk
 
     raw = json.loads(config.read_text())
     raw["num_hidden_layers"] = layers or raw["num_hidden_layers"]
-    net = Qwen2Config.from_hf(raw)
+    net = BackboneConfig.from_hf(raw)
     generator = np.random.default_rng(0)
 
     def values(shape: tuple[int, ...]) -> np.ndarray:

@@ -8,14 +8,14 @@ import jax
 
 from cfprm_jax.config import LossConfig, OptimizerConfig
 from cfprm_jax.models import parameters
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.training import program, step
 
 
-def small_backbone(vocab_size: int, width: int, layers: int) -> Qwen2Config:
+def small_backbone(vocab_size: int, width: int, layers: int) -> BackboneConfig:
     """Heads are 64 wide, half as many of keys and values; the MLP is four times the width; rows in whole 128s."""
     heads = width // 64
-    return Qwen2Config(-(-vocab_size // 128) * 128, width, 4 * width, layers, heads, max(heads // 2, 1), 64)
+    return BackboneConfig(-(-vocab_size // 128) * 128, width, 4 * width, layers, heads, max(heads // 2, 1), 64)
 
 
 def fresh(

@@ -28,9 +28,10 @@ KINDS = (
     ("/training/optimizer.py", "", "optimizer"),
     ("/training/slots.py", "", "optimizer"),
     ("/models/products.py", "", "products with weights"),
-    ("/models/qwen2.py", "RMSNorm", "norms"),
-    ("/models/qwen2.py", "rot", "rotary positions"),
-    ("/models/qwen2.py", "", "rest of the layers"),
+    ("/models/rotary.py", "", "rotary positions"),
+    ("/models/layers.py", "RMSNorm", "norms"),
+    ("/models/layers.py", "", "rest of the layers"),
+    ("/models/backbone.py", "", "rest of the layers"),
 )
 OTHER = "put in by the compiler"
 

@@ -36,9 +36,9 @@ class ExportConfig(Options):
     checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
     format: str = option(
         "token_classification",
-        "token_classification: transformers' Qwen2ForTokenClassification, for a linear head. process_reward_model and "
-        "reward_model: the classes of Qwen2.5-Math-PRM and -RM, which vLLM serves, for any head. peft_adapter: the "
-        "adapters of a run with --lora_rank alone, for a linear head.",
+        "token_classification: transformers' class of the backbone's family (LlamaForTokenClassification), for a "
+        "linear head. process_reward_model and reward_model: the classes of Qwen2.5-Math-PRM and -RM, which vLLM "
+        "serves, for any head on Qwen2. peft_adapter: the adapters of a run with --lora_rank alone, for a linear head.",
         choices=("token_classification", "process_reward_model", "reward_model", "peft_adapter"),
     )
     output_dir: str = option("", "Directory to write; it must be empty or not there.")

@@ -21,7 +21,7 @@ from cfprm_jax.data import row_shapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.json_files import read_object
-from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.run.options import TrainConfig
@@ -56,7 +56,7 @@ class PlanOptions(Options):
         also=-1.0,
     )
     model_config: str = option(
-        "", "config.json of the backbone, where --model names no directory here and no published Qwen2.5."
+        "", "config.json of the backbone, where --model names no directory here and no published model."
     )
     suggest: int = option(2, "Most changes that would make it fit, each compiled as well.", lower=0, upper=100)
     output: str = option("", "JSON file for the figures.")
@@ -144,7 +144,7 @@ def make_job(config: PlanConfig) -> ahead.Job:
     )
 
 
-def find_backbone(model: str, model_config: str) -> Qwen2Config:
+def find_backbone(model: str, model_config: str) -> BackboneConfig:
     """The shape that --model_config, the directory --model or its name describes, in this order.
 
     Raises:
@@ -152,7 +152,7 @@ def find_backbone(model: str, model_config: str) -> Qwen2Config:
     """
     if model_config:
         try:
-            return Qwen2Config.from_hf(read_object(pathlib.Path(model_config)))
+            return BackboneConfig.from_hf(read_object(pathlib.Path(model_config)))
         except UserError as error:
             raise UserError(f"--model_config={model_config}: {str(error).removeprefix(f'{model_config}: ')}") from error
     if (pathlib.Path(model) / "config.json").is_file():
@@ -160,8 +160,8 @@ def find_backbone(model: str, model_config: str) -> Qwen2Config:
     backbone = shapes.known_backbone(model)
     if backbone is None:
         raise UserError(
-            f"--model={model} is no directory with a config.json here, nor the name of a published Qwen2.5; "
-            "give the shape by --model_config=FILE"
+            f"--model={model} is no directory with a config.json here, nor the name of a published Qwen2.5, "
+            "Qwen3, Llama 3 or Mistral 7B; give the shape by --model_config=FILE"
         )
     return backbone
 
@@ -189,7 +189,7 @@ def describe_rows(config: PlanConfig, job: ahead.Job) -> str:
     return text
 
 
-def describe_backbone(net: Qwen2Config) -> str:
+def describe_backbone(net: BackboneConfig) -> str:
     """Its shape in a line."""
     return (
         f"{net.num_hidden_layers} layers, width {net.hidden_size}, mlp {net.intermediate_size}, "

@@ -48,7 +48,7 @@ class SampleConfig(Options):
     depends on the seed, its question and its number alone.
     """
 
-    model: str = option("", "Hugging Face directory of a Qwen2 language model with a chat template.")
+    model: str = option("", "Hugging Face directory of a language model with a chat template.")
     questions: tuple[str, ...] = option(
         (), "Files of questions, or globs: .jsonl, .json or .parquet, plain or .gz.", kind="list"
     )
@@ -136,7 +136,7 @@ def main(config: SampleConfig) -> int:
 
 def _prompts(questions: Sequence[QuestionRow], policy: Policy, config: SampleConfig) -> list[Prompt]:
     """The prompt of every question. UserError for those that leave no room for a candidate."""
-    context = policy.config.backbone.max_position_embeddings
+    context, bound = policy.config.backbone.longest
     room = context - config.max_new_tokens
     encoding = EncodingConfig(max_length=context, system_prompt=config.system_prompt)
     encoded = Encoder(policy.tokenizer, encoding).encode_many([(q.question, (), None) for q in questions])
@@ -149,7 +149,7 @@ def _prompts(questions: Sequence[QuestionRow], policy: Policy, config: SampleCon
     if long:
         raise UserError(
             f"{long[0]}{f' and {len(long) - 1} more' if len(long) > 1 else ''}: prompt and --max_new_tokens="
-            f"{config.max_new_tokens} together are beyond the model's max_position_embeddings={context}"
+            f"{config.max_new_tokens} together are beyond the model's {bound}={context}"
         )
     return [Prompt(question.name, prompt.tokens) for question, prompt in zip(questions, encoded, strict=True)]
 

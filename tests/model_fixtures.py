@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -48,7 +49,8 @@ def make_reference() -> Callable[..., Any]:
             "rope_theta": 1e4,
             "initializer_range": 0.1,
         }
-        config = transformers.Qwen2Config(**{**settings, **changes})
+        family = re.split("For|Model", class_name)[0]
+        config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
         generator = torch.Generator().manual_seed(seed)
         model = getattr(transformers, class_name)(config).eval()
         with torch.no_grad():

@@ -12,11 +12,11 @@ import pytest
 import cfprm_jax
 from cfprm_jax import export, flags
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import map_specs, param_specs
 from cfprm_jax.models.prm import apply
 
-BACKBONE = Qwen2Config(300, 32, 48, 2, 4, 2, 8, 1e-6, 1e4)
+BACKBONE = BackboneConfig(300, 32, 48, 2, 4, 2, 8, 1e-6, 1e4)
 
 
 @pytest.fixture(scope="module")

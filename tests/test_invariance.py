@@ -25,13 +25,13 @@ from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import merge
 from cfprm_jax.models import prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params, map_specs, param_specs, walk
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import step
 
 LOSSES = ("bce", "mse", "q_ranking")
-CONFIG = PRMConfig(Qwen2Config(32, 16, 24, 2, 4, 2, 4, rope_theta=100.0, initializer_range=0.25))
+CONFIG = PRMConfig(BackboneConfig(32, 16, 24, 2, 4, 2, 4, rope_theta=100.0, initializer_range=0.25))
 MARKER = 31
 MOST, STEPS = 12, 6
 # Every solution fits into 32 tokens. In rows of 32 a tree is cut; rows of 96 hold three solutions side by side, or a

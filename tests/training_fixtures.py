@@ -15,7 +15,7 @@ from cfprm_jax import losses
 from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.models import prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import ParamSpec, init_params, param_specs
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import optimizer, step
@@ -69,7 +69,7 @@ class Setup:
         **options,
     ):
         self.config = PRMConfig(
-            Qwen2Config(
+            BackboneConfig(
                 vocab_size=64,
                 hidden_size=16,
                 intermediate_size=32,

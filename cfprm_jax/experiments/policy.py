@@ -29,8 +29,8 @@ from cfprm_jax.data.packing import PackedBatch, pack
 from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import parameters
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
-from cfprm_jax.models.qwen2 import Qwen2
+from cfprm_jax.models.backbone import Backbone
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.runtime import atomic
 from cfprm_jax.training import optimizer
 
@@ -100,7 +100,7 @@ def train_policy(
     Raises:
       UserError: a demonstration is longer than a row.
     """
-    network = PRMConfig(Qwen2Config.from_hf(raw), "linear", "float32", "xla", "none")
+    network = PRMConfig(BackboneConfig.from_hf(raw), "linear", "float32", "xla", "none")
     encoded = encode(demonstrations, tokenizer, encoding)
     longest = max(len(one.tokens) for one in encoded)
     if longest > config.row_length:
@@ -142,7 +142,7 @@ def _step(state: Any, batch: PackedBatch, *, network: PRMConfig, tx: Any) -> tup
 
     def objective(params: Any) -> jax.Array:
         tokens, positions, subtree_end = map(jnp.asarray, batch[:3])
-        hidden = Qwen2(network, params)(tokens, positions, subtree_end)
+        hidden = Backbone(network, params)(tokens, positions, subtree_end)
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.step_positions]
         embedding = params["embedding"]
         logits = jnp.einsum("tsd,vd->tsv", hidden, embedding, precision=jax.lax.Precision.HIGHEST)

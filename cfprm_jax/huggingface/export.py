@@ -23,7 +23,7 @@ from cfprm_jax.config import EncodingConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.from_devices import pieces, whole
 from cfprm_jax.huggingface.safetensors_files import DTYPES, PlannedTensor, write_shards
-from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import Params, ParamSpec, lookup, param_specs, walk
 from cfprm_jax.runtime import atomic, output_paths
 
@@ -38,7 +38,7 @@ class Format:
     """What an export looks like.
 
     Attributes:
-      architecture: class in config.json.
+      architecture: class in config.json, after the name of the family (families.Family.classes).
       labels: what the logits of a token stand for. Two: (0, z), whose softmax is (1 - sigmoid(z), sigmoid(z)). One: z.
       layers: 1 for `score`, 2 for `score.0`, ReLU, `score.2`.
     """
@@ -47,11 +47,20 @@ class Format:
     labels: tuple[str, ...]
     layers: int
 
+    def class_name(self, backbone: BackboneConfig) -> str:
+        """The class of an export of this backbone, such as LlamaForTokenClassification."""
+        return backbone.family.classes + self.architecture
+
+    def holds(self, config: PRMConfig) -> bool:
+        """Whether there is such a class for the backbone's family, and it can hold the head."""
+        # A class with two layers is vLLM's, which has them for some families.
+        return config.backbone.family.reward_classes if self.layers == 2 else config.head == "linear"
+
 
 FORMATS = {
-    "token_classification": Format("Qwen2ForTokenClassification", _CLASSES, layers=1),
-    "process_reward_model": Format("Qwen2ForProcessRewardModel", _CLASSES, layers=2),
-    "reward_model": Format("Qwen2ForRewardModel", ("reward",), layers=2),
+    "token_classification": Format("ForTokenClassification", _CLASSES, layers=1),
+    "process_reward_model": Format("ForProcessRewardModel", _CLASSES, layers=2),
+    "reward_model": Format("ForRewardModel", ("reward",), layers=2),
 }
 # Not a whole model: adapters for a token_classification model; see :mod:`cfprm_jax.huggingface.peft`.
 PEFT_ADAPTER = "peft_adapter"
@@ -87,13 +96,14 @@ def export(
 ) -> ExportReport:
     """Write a PRM as a Hugging Face directory.
 
-    token_classification is transformers' Qwen2ForTokenClassification with two labels. The rows of score.weight are
+    token_classification is transformers' class of the backbone's family, such as LlamaForTokenClassification, with two
+    labels. The rows of score.weight are
     (0, w) and those of score.bias (0, b), so that softmax(logits)[..., 1] = sigmoid(z) exactly.
 
-    process_reward_model and reward_model are the classes of Qwen2.5-Math-PRM and -RM, with two labels and with one:
-    Linear, ReLU, Linear. An mlp head is that. A linear head becomes z = relu(wx + b) - relu(-(wx + b)): rows w and -w
-    of the first layer, 1 and -1 in the second, 0 elsewhere. One of the two is 0 and the other |z|, and products with
-    0, 1 and -1 are exact, so nothing is rounded that `score` alone would not round.
+    process_reward_model and reward_model are the classes of Qwen2.5-Math-PRM and -RM, of Qwen2 alone, with two labels
+    and with one: Linear, ReLU, Linear. An mlp head is that. A linear head becomes z = relu(wx + b) - relu(-(wx + b)):
+    rows w and -w of the first layer, 1 and -1 in the second, 0 elsewhere. One of the two is 0 and the other |z|, and
+    products with 0, 1 and -1 are exact, so nothing is rounded that `score` alone would not round.
 
     config.json keeps every field of the backbone's own, but for auto_map, which names code that is not there. prm.json
     holds the kind of the head and the encoding options, without which texts cannot be scored as in training.
@@ -179,11 +189,14 @@ def check_export(directory: pathlib.Path, config: PRMConfig, format: str, dtype:
         raise UserError(f"--format: {format!r} is not among: {', '.join(formats)}")
     if dtype not in EXPORT_DTYPES:
         raise UserError(f"--dtype: {dtype!r} is not among: {', '.join(EXPORT_DTYPES)}")
-    if formats[format].layers == 1 and config.head != "linear":
-        able = " or ".join(name for name, form in FORMATS.items() if form.layers == 2)
-        raise UserError(
-            f"--format={format} holds a linear head only, and this model's head is {config.head!r}: name {able}"
-        )
+    if not formats[format].holds(config):
+        able = " or ".join(name for name, form in FORMATS.items() if form.holds(config))
+        what = "no other format holds it" if not able else f"name {able}"
+        if formats[format].layers == 1:
+            why = f"holds a linear head only, and this model's head is {config.head!r}"
+        else:
+            why = f"is a class for model_type 'qwen2', and this model's is {config.backbone.model_type!r}"
+        raise UserError(f"--format={format} {why}: {what}")
     check_output_dir(directory)
 
 
@@ -204,7 +217,7 @@ def _config_json(config: PRMConfig, form: Format, dtype: str) -> dict[str, Any]:
     raw.pop("auto_map", None)
     return {
         **raw,
-        "architectures": [form.architecture],
+        "architectures": [form.class_name(config.backbone)],
         "num_labels": len(form.labels),
         "id2label": {str(i): label for i, label in enumerate(form.labels)},
         "label2id": {label: i for i, label in enumerate(form.labels)},

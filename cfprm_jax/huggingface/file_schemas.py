@@ -36,7 +36,7 @@ _ID = whole(0, _LARGEST_ID)
 _ID_OR_NONE = whole(-1, _LARGEST_ID)
 _POSITIVE = whole(1, 1 << 10)
 
-# config.json of a decoder. Lists of values of a supported kind, and what a value means, are in models/config.py.
+# config.json of a decoder. Lists of values of a supported kind, and what a value means, are in models/families.py.
 BACKBONE = {
     "model_type": required(text(100)),
     "vocab_size": required(whole(1, 1 << 24)),
@@ -53,6 +53,8 @@ BACKBONE = {
     "tie_word_embeddings": optional(BOOLEAN),
     "hidden_act": optional(text(100)),
     "use_sliding_window": optional(BOOLEAN),
+    "sliding_window": optional(whole(1, MOST_POSITIONS)),
+    "max_window_layers": optional(whole(0, 1 << 10)),
     "layer_types": optional(list_of(text(100), 0, 1 << 10)),
     "use_mrope": optional(BOOLEAN),
     "attention_bias": optional(BOOLEAN),
@@ -73,6 +75,10 @@ ROPE = {
     "rope_type": optional(text(100)),
     "type": optional(text(100)),
     "rope_theta": optional(number(0, 1e12, above=True)),
+    "factor": optional(number(0, 1e6, above=True)),
+    "low_freq_factor": optional(number(0, 1e6, above=True)),
+    "high_freq_factor": optional(number(0, 1e6, above=True)),
+    "original_max_position_embeddings": optional(whole(1, MOST_POSITIONS)),
     "partial_rotary_factor": optional(number(0, 1, above=True)),
 }
 

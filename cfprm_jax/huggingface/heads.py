@@ -1,6 +1,6 @@
 """The reward heads of published PRMs, as tensors of a Hugging Face directory, and what becomes of them here.
 
-`score` is Linear (Qwen2ForTokenClassification); `score.0`, ReLU, `score.2` are Linear, ReLU, Linear
+`score` is Linear (transformers' ...ForTokenClassification); `score.0`, ReLU, `score.2` are Linear, ReLU, Linear
 (Qwen2ForProcessRewardModel, Qwen2ForRewardModel). With two labels the parameter is the difference of their rows, taken
 in float32: the softmax's second probability is the sigmoid of the difference, and the rows' common part, which no
 score depends on, is not kept. So the rows of a published two-label head do not come back as they were when it is

@@ -24,7 +24,7 @@ from cfprm_jax.huggingface.export import export
 from cfprm_jax.huggingface.json_files import read_object
 from cfprm_jax.huggingface.safetensors_files import DTYPES, Listing, StoredTensor, list_directory
 from cfprm_jax.huggingface.to_devices import Conversion, load_param, place
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import (
     Params,
     ParamSpec,
@@ -85,7 +85,7 @@ def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging 
     return UserError(f"{text} is not a directory; expected {expected}")
 
 
-def read_config(directory: str | pathlib.Path) -> tuple[Qwen2Config, dict[str, Any]]:
+def read_config(directory: str | pathlib.Path) -> tuple[BackboneConfig, dict[str, Any]]:
     """The backbone that directory/config.json describes, and the JSON object itself.
 
     Raises:
@@ -98,7 +98,7 @@ def read_config(directory: str | pathlib.Path) -> tuple[Qwen2Config, dict[str, A
         raise UserError(f"{path}: no such file; expected a Hugging Face directory")
     raw = read_object(path)
     try:
-        return Qwen2Config.from_hf(raw), raw
+        return BackboneConfig.from_hf(raw), raw
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
@@ -211,7 +211,7 @@ def _checked(
     found: dict[str, list[StoredTensor]] = {}
     for tensor in listing.tensors:
         found.setdefault(tensor.name, []).append(tensor)
-    # Qwen2Model saves without the prefix under which every other class keeps the backbone.
+    # Classes without a head (Qwen2Model) save without the prefix under which every other class keeps the backbone.
     bare = "embed_tokens.weight" in found and "model.embed_tokens.weight" not in found
     specs: dict[str, ParamSpec] = {}
     for _, spec in walk(param_specs(config)):

@@ -11,6 +11,7 @@ from typing import Any
 
 from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import EncodingConfig
+from cfprm_jax.models.families import family_of
 from cfprm_jax.report import results, tables
 from cfprm_jax.run import directory, summary
 
@@ -23,14 +24,14 @@ _PIPELINES = {
     "reward_model": ("vllm", "text-classification"),
 }
 _KINDS = {
-    "peft_adapter": "a PEFT adapter for transformers' `Qwen2ForTokenClassification`: the softmax over the two labels "
-    "of a marker, of which the second is the score of the step before it",
-    "token_classification": "transformers' `Qwen2ForTokenClassification`: the softmax over the two labels of a marker, "
-    "of which the second is the score of the step before it",
-    "process_reward_model": "`Qwen2ForProcessRewardModel` (two labels, as Qwen2.5-Math-PRM), which vLLM serves: the "
-    "softmax over the two labels of a marker, of which the second is the score of the step before it",
-    "reward_model": "`Qwen2ForRewardModel` (one label, as Qwen2.5-Math-RM), which vLLM serves: one number a token, "
-    "whose sigmoid at a marker is the score of the step before it",
+    "peft_adapter": "a PEFT adapter for transformers' `{classes}ForTokenClassification`: the softmax over the two "
+    "labels of a marker, of which the second is the score of the step before it",
+    "token_classification": "transformers' `{classes}ForTokenClassification`: the softmax over the two labels of a "
+    "marker, of which the second is the score of the step before it",
+    "process_reward_model": "`{classes}ForProcessRewardModel` (two labels, as Qwen2.5-Math-PRM), which vLLM serves: "
+    "the softmax over the two labels of a marker, of which the second is the score of the step before it",
+    "reward_model": "`{classes}ForRewardModel` (one label, as Qwen2.5-Math-RM), which vLLM serves: one number a "
+    "token, whose sigmoid at a marker is the score of the step before it",
 }
 
 
@@ -126,6 +127,7 @@ def render(
     marker_id: int,
     training: Training,
     base_model: str = "",
+    model_type: str = "qwen2",
 ) -> str:
     """The text of README.md, with YAML front matter for the hub; the licence is left for whoever publishes.
 
@@ -134,7 +136,9 @@ def render(
       format: of hf_export.FORMATS.
       dtype: of the exported weights.
       base_model: of hub_name; "" leaves it out.
+      model_type: of the backbone.
     """
+    kind = _KINDS[format].format(classes=family_of(model_type).classes)
     library, pipeline = _PIPELINES[format]
     front = [
         "---",
@@ -143,17 +147,19 @@ def render(
         f"pipeline_tag: {pipeline}",
         "# license: to be chosen by whoever publishes this model; that of the backbone and of the data binds",
         "tags:",
-        *(f"- {tag}" for tag in ("process-reward-model", "reward-model", "mathematics", "qwen2", "cfprm_jax")),
+        *(f"- {tag}" for tag in ("process-reward-model", "reward-model", "mathematics", model_type, "cfprm_jax")),
         "---",
     ]
-    return "\n".join([*front, "", *_use(name, format, dtype, encoding, marker_id), *_training(training, base_model)])
+    return "\n".join(
+        [*front, "", *_use(name, format, kind, dtype, encoding, marker_id), *_training(training, base_model)]
+    )
 
 
-def _use(name: str, format: str, dtype: str, encoding: EncodingConfig, marker_id: int) -> Iterator[str]:
+def _use(name: str, format: str, kind: str, dtype: str, encoding: EncodingConfig, marker_id: int) -> Iterator[str]:
     yield f"# {name}\n"
     yield (
         "A process reward model for mathematical reasoning: it gives every step of a solution a score in [0, 1]. This "
-        f"is {_KINDS[format]}. The weights are {dtype}.\n"
+        f"is {kind}. The weights are {dtype}.\n"
     )
     yield "## Use\n"
     yield (

@@ -1,7 +1,8 @@
 """Adapters alone, in the files of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors.
 
-PEFT puts them on transformers' Qwen2ForTokenClassification with two labels, over the same backbone. The reward head is
-one of PEFT's modules_to_save, as in every adapter for token classification; its rows are (0, w), as in a whole export.
+PEFT puts them on transformers' class for token classification with two labels, over the same backbone. The reward head
+is one of PEFT's modules_to_save, as in every adapter for token classification; its rows are (0, w), as in a whole
+export.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.safetensors_files import DTYPES, StoredTensor, list_directory
-from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.models.config import BackboneConfig
 
 VALUE_HEAD = "v_head.summary.weight"
 _VALUE_BIAS = "v_head.summary.bias"
@@ -23,7 +23,7 @@ Head = dict[str, dict[str, np.ndarray]]
 """{"output": {"kernel": float32 [1, hidden], "bias": float32 [1]}}."""
 
 
-def value_head(directory: pathlib.Path, backbone: Qwen2Config) -> Head:
+def value_head(directory: pathlib.Path, backbone: BackboneConfig) -> Head:
     """v_head.summary, of which a bias may be missing. UserError if it is not there, or has another shape."""
     tensors = _tensors(directory)
     if VALUE_HEAD not in tensors:
@@ -33,7 +33,7 @@ def value_head(directory: pathlib.Path, backbone: Qwen2Config) -> Head:
     return _head(_floats(kernel, 0, 1), np.zeros(1, np.float32) if bias is None else _floats(bias, 0, 1))
 
 
-def vocabulary_head(directory: pathlib.Path, backbone: Qwen2Config, good: int, bad: int) -> Head:
+def vocabulary_head(directory: pathlib.Path, backbone: BackboneConfig, good: int, bad: int) -> Head:
     """z = logit of the token good - logit of the token bad; of a tied model, whose rows are the embedding's, too.
 
     Raises:

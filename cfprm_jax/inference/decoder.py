@@ -1,6 +1,6 @@
-"""One token at a time through a Qwen2 decoder, for many rows at once, over keys and values that are kept.
+"""One token at a time through the backbone, for many rows at once, over keys and values that are kept.
 
-The forward pass is that of :mod:`cfprm_jax.models.qwen2`; only its shape differs. Activations are [features, rows]
+The layer is that of :mod:`cfprm_jax.models.layers`; what differs is the attention. Activations are [features, rows]
 here: on CPU a product with a kernel [out, in] is a fifth faster that way at 64 rows, and as fast elsewhere.
 
 A row's keys and values stand in two places. The cache has the prompt's and, from the next multiple of STRIDE on, those
@@ -22,10 +22,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.attention import attention
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
+from cfprm_jax.models.layers import FIRST, DecoderLayer, RMSNorm
 from cfprm_jax.models.parameters import Params
 from cfprm_jax.models.products import matmul_precision
-from cfprm_jax.models.qwen2 import DecoderLayer, rotary_angles, rotate
+from cfprm_jax.models.rotary import rotary_angles
 
 BLOCK = 128
 """Columns of a block of the cache."""
@@ -77,7 +79,7 @@ class DecoderParams(NamedTuple):
     lm_head: jax.Array
 
 
-def empty(net: Qwen2Config, blocks: int, rows: int, columns: int, dtype: Any) -> KeysValues:
+def empty(net: BackboneConfig, blocks: int, rows: int, columns: int, dtype: Any) -> KeysValues:
     """Zeros: what is masked must still be finite."""
     kv, width = net.num_key_value_heads, net.head_dim
     layers = range(net.num_hidden_layers)
@@ -93,24 +95,21 @@ def prefill(config: PRMConfig, params: DecoderParams, tokens: Int[Array, " lengt
     Args:
       tokens: less than a block, or whole blocks. What stands after a prompt's end changes nothing before it.
     """
-    net = config.backbone
     length = len(tokens)
     blocks = max(1, length // BLOCK)
-    cosine, sine = rotary_angles(jnp.arange(length)[None], net.head_dim, net.rope_theta)
+    cosine, sine = rotary_angles(jnp.arange(length)[None], config.backbone)
     causal = jnp.full((1, length), length, jnp.int32)
     x = params.embedding[tokens][None].astype(config.dtype)
     keys, values = [], []
+
+    def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        k_blocks, v_blocks = (array.reshape(blocks, 1, length // blocks, *array.shape[2:]) for array in (k, v))
+        keys.append(k_blocks.transpose(0, 1, 3, 4, 2))
+        values.append(v_blocks.transpose(0, 1, 3, 2, 4))
+        return attention(q, k, v, causal, config.attention)
+
     for layer in params.layers:
-        block = DecoderLayer(config, layer)
-        # The block computes these again; XLA merges the two, and drops what nothing reads of the last layer.
-        normed = block.attention_norm(x)
-        shape = (1, length, net.num_key_value_heads, net.head_dim)
-        k = rotate(block.attention.key(normed).reshape(shape), cosine, sine)
-        v = block.attention.value(normed).reshape(shape)
-        k, v = (array.reshape(blocks, 1, length // blocks, *shape[2:]) for array in (k, v))
-        keys.append(k.transpose(0, 1, 3, 4, 2))
-        values.append(v.transpose(0, 1, 3, 2, 4))
-        x = block(x, cosine, sine, causal)
+        x = DecoderLayer(config, layer)(x, cosine, sine, mix)
     return KeysValues(tuple(keys), tuple(values))
 
 
@@ -177,32 +176,32 @@ def step(
       float32 logits [vocab, rows], and the tail.
     """
     net = config.backbone
-    rows, kv, width = tokens.shape[0], net.num_key_value_heads, net.head_dim
-    cosine, sine = rotary_angles((place.position + offset)[None], width, net.rope_theta)
+    rows = tokens.shape[0]
+    cosine, sine = rotary_angles((place.position + offset)[None], net)
     column = jnp.arange(cache.blocks * BLOCK).reshape(-1, 1, BLOCK)
     prompt, begin, end = (array[:, None] for array in (place.prompt, place.column - place.position, place.column))
     seen = (column < prompt) | ((column >= prompt + begin) & (column < end))
     recent = jnp.broadcast_to(jnp.arange(STRIDE) <= offset, (1, rows, STRIDE))
     x = params.embedding[tokens].astype(config.dtype).T
     keys, values = [], []
-    for layer, cache_k, cache_v, tail_k, tail_v in zip(params.layers, *cache, *tail, strict=True):
-        weights = layer["attention"]
-        normed = _norm(x, layer["attention_norm"], net.rms_norm_eps)
-        q = _heads(_linear(normed, weights["query"]), width)
-        k = _heads(_linear(normed, weights["key"]), width)
-        v = _heads(_linear(normed, weights["value"]), width)
-        q, k = rotate(q, cosine, sine)[0], rotate(k, cosine, sine)[0]
-        tail_k = jax.lax.dynamic_update_slice_in_dim(tail_k, k[None, ..., None], offset, axis=4)
-        tail_v = jax.lax.dynamic_update_slice_in_dim(tail_v, v[:, :, :, None], offset, axis=3)
+
+    def mix(
+        cached: tuple[jax.Array, jax.Array],
+        last: tuple[jax.Array, jax.Array],
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+    ) -> jax.Array:
+        tail_k = jax.lax.dynamic_update_slice_in_dim(last[0], k[0][None, ..., None], offset, axis=4)
+        tail_v = jax.lax.dynamic_update_slice_in_dim(last[1], v[:, :, :, None], offset, axis=3)
         keys.append(tail_k)
         values.append(tail_v)
-        parts = ((cache_k, cache_v, seen), (tail_k, tail_v, recent))
-        mixed = _attend(q.reshape(rows, kv, -1, width), parts)
-        x = x + _linear(mixed.reshape(rows, -1).T, weights["output"])
-        normed = _norm(x, layer["mlp_norm"], net.rms_norm_eps)
-        mlp = layer["mlp"]
-        x = x + _linear(jax.nn.silu(_linear(normed, mlp["gate"])) * _linear(normed, mlp["up"]), mlp["down"])
-    x = _norm(x, params.final_norm, net.rms_norm_eps)
+        groups = q[0].reshape(rows, net.num_key_value_heads, -1, net.head_dim)
+        return _attend(groups, ((*cached, seen), (tail_k, tail_v, recent))).reshape(q.shape)
+
+    for layer, cached, last in zip(params.layers, zip(*cache, strict=True), zip(*tail, strict=True), strict=True):
+        x = DecoderLayer(config, layer, FIRST)(x, cosine, sine, functools.partial(mix, cached, last))
+    x = RMSNorm(params.final_norm, net.rms_norm_eps, FIRST)(x)
     logits = jnp.einsum(
         "er,ve->vr",
         x,
@@ -211,21 +210,6 @@ def step(
         preferred_element_type=jnp.float32,
     )
     return logits, KeysValues(tuple(keys), tuple(values))
-
-
-def _linear(x: Float[Array, "into rows"], params: Params) -> Float[Array, "out rows"]:
-    y = jnp.einsum("ir,oi->or", x, params["kernel"].astype(x.dtype), precision=matmul_precision(x.dtype))
-    return y + params["bias"].astype(x.dtype)[:, None] if "bias" in params else y
-
-
-def _norm(x: Float[Array, "embed rows"], params: Params, eps: float) -> Float[Array, "embed rows"]:
-    wide = x.astype(jnp.float32)
-    normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=0) + eps)
-    return (normed * params["scale"].astype(jnp.float32)[:, None]).astype(x.dtype)
-
-
-def _heads(x: Float[Array, "features rows"], width: int) -> Float[Array, "1 rows heads head_dim"]:
-    return x.T.reshape(1, x.shape[1], -1, width)
 
 
 def _attend(

@@ -21,7 +21,7 @@ from cfprm_jax.inference.encodings import TABLE, default_config, make_encoder
 from cfprm_jax.inference.encodings.recognise import Recognised, recognise
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import param_specs
 from cfprm_jax.run.directory import CHECKPOINTS, compute_dtype, read_prm
 from cfprm_jax.sharding import rules
@@ -59,7 +59,7 @@ def open_prm(
         return load_for_inference(path, dtype, attention, mesh, say)
     meta, described = read_prm(path)
     backbone, _ = loading.read_config(path)
-    config = described or default_config(name, backbone.max_position_embeddings, step_separator)
+    config = described or default_config(name, backbone.longest[0], step_separator)
     tokenizer = load_tokenizer(path, config.marker if TABLE[name].marker else None, backbone.vocab_size)
     kind, head = _head(path, name, tokenizer, config, backbone)
     dtype = compute_dtype(dtype, meta, path)
@@ -102,7 +102,7 @@ def _head(
     name: str,
     tokenizer: transformers.PreTrainedTokenizerBase,
     config: EncodingConfig,
-    backbone: Qwen2Config,
+    backbone: BackboneConfig,
 ) -> tuple[str, Head | None]:
     """The kind of the reward head, and its values where the directory does not hold it as `score`."""
     source = TABLE[name].head

@@ -1,4 +1,4 @@
-"""A language model to sample from: a Qwen2ForCausalLM directory, its parameters laid out for decoding."""
+"""A language model to sample from: a Hugging Face directory of one, its parameters laid out for decoding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_policy(directory: str | pathlib.Path, dtype: str, mesh: Mesh) -> Policy
       mesh: where the parameters go.
 
     Raises:
-      UserError: a directory that is no Qwen2 language model, has no weights, or no token that ends a turn.
+      UserError: a directory that is no supported language model, has no weights, or no token that ends a turn.
     """
     directory = pathlib.Path(directory)
     backbone, raw = loading.read_config(directory)

@@ -32,7 +32,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.inference.encodings import make_encoder
 from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import Params
-from cfprm_jax.models.qwen2 import unconstrained
+from cfprm_jax.models.placement import unconstrained
 from cfprm_jax.sharding import rules
 
 Item = tuple[str, Sequence[str]]

@@ -23,7 +23,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params, ParamSpec, init_param, map_tree, param_dtype, param_specs, walk
 
-# Name here -> name of the module in Hugging Face's Qwen2, which --lora_targets also takes.
+# Name here -> name of the module in transformers, which --lora_targets also takes.
 TARGETS = {
     "query": "q_proj",
     "key": "k_proj",

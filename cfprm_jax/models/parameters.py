@@ -76,14 +76,28 @@ def param_specs(config: PRMConfig) -> dict[str, Any]:
         shape, axes = (layers, widths[out], widths[into]), ("layers", out, into)
         return ParamSpec(shape, axes, "matrix", normal, f"model.layers.{{layer}}.{name}.weight")
 
-    def biased(out: str, name: str) -> dict[str, ParamSpec]:
-        bias_name = f"model.layers.{{layer}}.{name}.bias"
-        bias = ParamSpec((layers, widths[out]), ("layers", out), "bias", initializers.zeros, bias_name)
-        return {"kernel": matrix(out, "embed", name), "bias": bias}
+    def linear(out: str, into: str, name: str, bias: bool) -> dict[str, ParamSpec]:
+        kernel = matrix(out, into, name)
+        if not bias:
+            return {"kernel": kernel}
+        # fsdp splits no vectors of the residual stream: norms and these are small.
+        axes = ("layers", None if out == "embed" else out)
+        hf_name = f"model.layers.{{layer}}.{name}.bias"
+        return {"kernel": kernel, "bias": ParamSpec((layers, widths[out]), axes, "bias", initializers.zeros, hf_name)}
 
-    def norm(name: str) -> dict[str, ParamSpec]:
+    def norm(name: str, width: int = embed) -> dict[str, ParamSpec]:
         hf_name = f"model.layers.{{layer}}.{name}.weight"
-        return {"scale": ParamSpec((layers, embed), ("layers", None), "norm", initializers.ones, hf_name)}
+        return {"scale": ParamSpec((layers, width), ("layers", None), "norm", initializers.ones, hf_name)}
+
+    attention = {
+        "query": linear("heads", "embed", "self_attn.q_proj", net.qkv_bias),
+        "key": linear("kv_heads", "embed", "self_attn.k_proj", net.qkv_bias),
+        "value": linear("kv_heads", "embed", "self_attn.v_proj", net.qkv_bias),
+        "output": linear("embed", "heads", "self_attn.o_proj", net.output_bias),
+    }
+    if net.qk_norm:
+        attention["query_norm"] = norm("self_attn.q_norm", net.head_dim)
+        attention["key_norm"] = norm("self_attn.k_norm", net.head_dim)
 
     backbone = {
         "embedding": ParamSpec(
@@ -91,17 +105,12 @@ def param_specs(config: PRMConfig) -> dict[str, Any]:
         ),
         "layers": {
             "attention_norm": norm("input_layernorm"),
-            "attention": {
-                "query": biased("heads", "self_attn.q_proj"),
-                "key": biased("kv_heads", "self_attn.k_proj"),
-                "value": biased("kv_heads", "self_attn.v_proj"),
-                "output": {"kernel": matrix("embed", "heads", "self_attn.o_proj")},
-            },
+            "attention": attention,
             "mlp_norm": norm("post_attention_layernorm"),
             "mlp": {
-                "gate": {"kernel": matrix("mlp", "embed", "mlp.gate_proj")},
-                "up": {"kernel": matrix("mlp", "embed", "mlp.up_proj")},
-                "down": {"kernel": matrix("embed", "mlp", "mlp.down_proj")},
+                "gate": linear("mlp", "embed", "mlp.gate_proj", net.mlp_bias),
+                "up": linear("mlp", "embed", "mlp.up_proj", net.mlp_bias),
+                "down": linear("embed", "mlp", "mlp.down_proj", net.mlp_bias),
             },
         },
         "final_norm": {"scale": ParamSpec((embed,), (None,), "norm", initializers.ones, "model.norm.weight")},

@@ -1,14 +1,14 @@
-"""The process reward model: a Qwen2 backbone, a reward head, and the one forward pass that training and scoring use."""
+"""The process reward model: a backbone, a reward head, and the one forward pass that training and scoring use."""
 
 from __future__ import annotations
 
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from cfprm_jax.models.backbone import Backbone
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import Params
 from cfprm_jax.models.placement import Placement, unconstrained
-from cfprm_jax.models.qwen2 import Qwen2
 from cfprm_jax.models.reward_head import RewardHead
 
 
@@ -16,7 +16,7 @@ class PRM(nnx.Module):
     """A process reward model over given parameters (see :mod:`cfprm_jax.models.parameters`)."""
 
     def __init__(self, config: PRMConfig, params: Params):
-        self.backbone = Qwen2(config, params["backbone"])
+        self.backbone = Backbone(config, params["backbone"])
         self.head = RewardHead(config, params["head"])
 
     def __call__(

@@ -23,3 +23,8 @@ def times(x: Float[Array, "... into"], kernel: Float[Array, "out into"]) -> Floa
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     y = jnp.einsum("ti,oi->to", flat, kernel.astype(x.dtype), precision=matmul_precision(x.dtype))
     return y.reshape(*x.shape[:-1], kernel.shape[0])
+
+
+def times_columns(x: Float[Array, "into columns"], kernel: Float[Array, "out into"]) -> Float[Array, "out columns"]:
+    """W x in the dtype of x."""
+    return jnp.einsum("ir,oi->or", x, kernel.astype(x.dtype), precision=matmul_precision(x.dtype))

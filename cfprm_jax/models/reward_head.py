@@ -12,8 +12,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.layers import Linear
 from cfprm_jax.models.parameters import Params
-from cfprm_jax.models.qwen2 import Linear
 
 
 class RewardHead(nnx.Module):

@@ -20,7 +20,7 @@ from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import parameters
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.planning import activations
 from cfprm_jax.planning.accelerators import GIB, INSTALL, Gpu, Tpu, require_plugin
 from cfprm_jax.planning.hlo import Collective, Program
@@ -50,7 +50,7 @@ class Job:
       deterministic, init: as the flags say them.
     """
 
-    backbone: Qwen2Config
+    backbone: BackboneConfig
     head: str
     dtype: str
     attention: str

@@ -20,7 +20,7 @@ from cfprm_jax.config import DeviceConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import attention
-from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.models.parameters import ParamSpec
 from cfprm_jax.models.placement import Axes, Placement
 from cfprm_jax.sharding import split_embedding
@@ -173,7 +173,7 @@ def constrain_activations(mesh: Mesh) -> Placement:
     return MeshPlacement(mesh)
 
 
-def attention_backend(backend: str, mesh: Mesh, backbone: Qwen2Config, dtype: str) -> str:
+def attention_backend(backend: str, mesh: Mesh, backbone: BackboneConfig, dtype: str) -> str:
     """What --attention stands for on the devices of a mesh, which need not be this machine's.
 
     Raises:

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from cfprm_jax.config import LossConfig, OptimizerConfig
-from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import ahead, remedies
 from cfprm_jax.planning.accelerators import ACCELERATORS
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 H100 = ACCELERATORS["h100-80gb"]
 # Rows that neither two devices nor two parts divide, where nothing is saved yet.
 JOB = ahead.Job(
-    backbone=Qwen2Config(4096, 512, 2048, 4, 8, 2, 64),
+    backbone=BackboneConfig(4096, 512, 2048, 4, 8, 2, 64),
     head="linear",
     dtype="bfloat16",
     attention="auto",

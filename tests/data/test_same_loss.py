@@ -14,13 +14,13 @@ from cfprm_jax.config import EncodingConfig, GranularityConfig, PackingConfig, R
 from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.loader import Loader, evaluation_batches
 from cfprm_jax.models import prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params
 from cfprm_jax.training import step
 
 ENCODING = EncodingConfig(system_prompt="S", max_length=128)
 STAGES = GranularityConfig(granularities=("2", "1"))
-CONFIG = PRMConfig(Qwen2Config(512, 16, 24, 1, 2, 1, 8, initializer_range=0.3))
+CONFIG = PRMConfig(BackboneConfig(512, 16, 24, 1, 2, 1, 8, initializer_range=0.3))
 SOLUTIONS = 40
 
 

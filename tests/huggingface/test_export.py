@@ -18,7 +18,7 @@ from cfprm_jax.config import EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import map_specs
 from cfprm_jax.models.prm import apply
 
@@ -44,7 +44,7 @@ RAW = {
     "eos_token_id": 4,
     "use_mrope": False,
 }
-CONFIG = PRMConfig(Qwen2Config.from_hf(RAW))
+CONFIG = PRMConfig(BackboneConfig.from_hf(RAW))
 ENCODING = EncodingConfig(max_length=64)
 forward = jax.jit(apply, static_argnums=0)
 
@@ -56,7 +56,7 @@ def test_transformers_loads_it_and_scores_the_same(
 ):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}))
+    config = PRMConfig(BackboneConfig.from_hf({**RAW, "tie_word_embeddings": tied}))
     params = random_params(config)
     out = tmp_path / "model"
     report = loading.export(out, params, config, tiny_tokenizer, ENCODING, dtype=dtype, max_shard_bytes=30_000)
@@ -109,7 +109,7 @@ def test_files_and_config(random_params, tiny_tokenizer, tmp_path):
 def test_the_type_is_named_for_every_version_of_every_reader(dtype, named, random_params, tiny_tokenizer, tmp_path):
     """Both keys, whatever the backbone's config.json had: transformers 4 and vLLM read torch_dtype, 5 reads dtype."""
     raw = {key: value for key, value in RAW.items() if key not in ("dtype", "torch_dtype")} | named
-    config = dataclasses.replace(CONFIG, backbone=Qwen2Config.from_hf(raw))
+    config = dataclasses.replace(CONFIG, backbone=BackboneConfig.from_hf(raw))
     loading.export(tmp_path / "out", random_params(config), config, tiny_tokenizer, ENCODING, dtype=dtype)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (written["dtype"], written["torch_dtype"]) == (dtype, dtype)
@@ -144,7 +144,7 @@ def test_two_layer_formats_in_torch(format, head, dtype, tied, random_params, ma
     """transformers' Qwen2Model with a written-out Linear, ReLU, Linear gives the scores, as vLLM's classes compute."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
+    config = PRMConfig(BackboneConfig.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
     params = random_params(config)
     loading.export(tmp_path / "out", params, config, tiny_tokenizer, ENCODING, format, dtype, max_shard_bytes=30_000)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -207,7 +207,7 @@ def test_the_second_layer_of_a_linear_head_rounds_nothing(dtype, random_params, 
 def test_round_trip_is_bit_equal_in_bfloat16(
     format, head, held, tied, sharded, random_params, tiny_tokenizer, tmp_path
 ):
-    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
+    config = PRMConfig(BackboneConfig.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
     params = random_params(config)
     loading.export(tmp_path / "first", params, config, tiny_tokenizer, ENCODING, format, max_shard_bytes=40_000)
     again = PRMConfig(loading.read_config(tmp_path / "first")[0], head=loading.head_of(tmp_path / "first"))
@@ -234,7 +234,7 @@ def test_a_published_head_comes_back_as_the_difference_of_its_classes(
     tied, sharded, random_params, tiny_tokenizer, tmp_path
 ):
     """All but the last layer bit for bit; of that, only z counts: its rows become 0 and the classes' difference."""
-    config = PRMConfig(Qwen2Config.from_hf({**RAW, "tie_word_embeddings": tied}), head="mlp")
+    config = PRMConfig(BackboneConfig.from_hf({**RAW, "tie_word_embeddings": tied}), head="mlp")
     form = "process_reward_model"
     loading.export(tmp_path / "first", random_params(config), config, tiny_tokenizer, ENCODING, form)
     path = tmp_path / "first" / "model.safetensors"

@@ -18,11 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading, safetensors_files
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import lookup, map_specs, param_specs, walk
 from cfprm_jax.models.reward_head import RewardHead
 
-CONFIG = PRMConfig(Qwen2Config(96, 32, 48, 3, 4, 2, 8, 1e-5, 1e4))
+CONFIG = PRMConfig(BackboneConfig(96, 32, 48, 3, 4, 2, 8, 1e-5, 1e4))
 KEY = jax.random.key(7)
 
 
@@ -333,7 +333,7 @@ def test_buffers_of_old_versions_are_known(tmp_path):
 
 def test_host_memory_stays_near_what_the_parameters_need(tmp_path):
     """A fresh process: on CPU the parameters are host memory themselves, and beyond them there is little."""
-    config = PRMConfig(Qwen2Config(40_000, 512, 1024, 6, 8, 2, 64))
+    config = PRMConfig(BackboneConfig(40_000, 512, 1024, 6, 8, 2, 64))
     write(tmp_path, tensors_of(config, ml_dtypes.bfloat16, labels=2), config=config)
     program = f"""
 import resource, jax

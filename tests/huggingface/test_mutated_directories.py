@@ -25,7 +25,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading, peft
 from cfprm_jax.inference.load import open_prm
 from cfprm_jax.inference.policy import stop_ids
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.lora import Lora
 from cfprm_jax.models.parameters import init_params, lookup, param_specs, walk
 
@@ -52,7 +52,7 @@ def parts(tmp_path_factory):
     raw = json.loads((world.model / "config.json").read_text()) | {"num_hidden_layers": 2, "hidden_size": 32}
     raw |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 0}
     raw.pop("head_dim", None)
-    config = PRMConfig(Qwen2Config.from_hf(raw))
+    config = PRMConfig(BackboneConfig.from_hf(raw))
     params, tokenizer = init_params(config, jax.random.key(0)), load_tokenizer(world.model)
     encoding = EncodingConfig(max_length=96, system_prompt="Be brief.")
     for name, most in (("single", 10**9), ("shards", 30_000)):

@@ -17,7 +17,7 @@ from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.decoder import DecoderParams
 from cfprm_jax.inference.policy import Policy, unstacked
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params, map_specs
 from cfprm_jax.sharding import rules
 
@@ -57,7 +57,7 @@ def make_policy() -> Callable[..., Policy]:
             "rope_theta": 1e4,
             "tie_word_embeddings": True,
         }
-        config = PRMConfig(Qwen2Config(**{**settings, **sizes}), dtype=dtype, attention="xla")
+        config = PRMConfig(BackboneConfig(**{**settings, **sizes}), dtype=dtype, attention="xla")
         generator = np.random.default_rng(seed)
 
         def one(path: str, spec: Any) -> jax.Array:

@@ -10,6 +10,8 @@ import pytest
 from cfprm_jax.inference import decoder
 from cfprm_jax.inference.decoder import BLOCK, STRIDE, Place
 from cfprm_jax.inference.policy import open_policy
+from cfprm_jax.models.backbone import Backbone
+from cfprm_jax.models.rotary import Llama3Scaling
 
 
 def decode(policy, prompts, following, blocks=1, rows=None):
@@ -62,6 +64,31 @@ def test_logits_are_those_of_transformers(make_language_model, one_device):
             with torch.no_grad():
                 expected = model(torch.tensor(whole[None]).long()).logits[0, len(prompt) - 1 :].numpy()
             np.testing.assert_allclose(found[:, number], expected, rtol=2e-4, atol=2e-4)
+
+
+FAMILIES = {
+    "qwen2": {},
+    "qwen3": {"attention_bias": True, "head_dim": 16},
+    "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 32)},
+    "mistral": {"sliding_window": 64},
+}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_logits_are_those_of_the_forward_pass_of_training(model_type, make_policy, case):
+    policy, (prompts, following) = make_policy(model_type=model_type, **FAMILIES[model_type]), case
+    stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *policy.params.layers)
+    params = {"embedding": policy.params.embedding, "layers": stacked, "final_norm": policy.params.final_norm}
+    backbone = jax.jit(lambda *rows: Backbone(policy.config, params)(*rows))
+    found = decode(policy, prompts, following)
+    whole = np.zeros((3, 49), np.int32)
+    for number, prompt in enumerate(prompts):
+        whole[number, : len(prompt) + 20] = np.concatenate([prompt, following[:, number]])
+    positions, end = np.tile(np.arange(49, dtype=np.int32), (3, 1)), np.full((3, 49), 49, np.int32)
+    expected = np.asarray(backbone(whole, positions, end) @ policy.params.lm_head.T)
+    for number, prompt in enumerate(prompts):
+        logits = expected[number, len(prompt) - 1 : len(prompt) + 20]
+        np.testing.assert_allclose(found[:, number], logits, atol=1e-5 * np.abs(expected).max())
 
 
 def test_a_row_does_not_depend_on_its_place_nor_its_company_nor_the_room(make_policy, case):

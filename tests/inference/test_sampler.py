@@ -18,8 +18,8 @@ from cfprm_jax.inference import sampler as sampler_module
 from cfprm_jax.inference.decoder import DecoderParams
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.sampler import Prompt, Sampler, Sampling
+from cfprm_jax.models.backbone import Backbone
 from cfprm_jax.models.parameters import param_specs
-from cfprm_jax.models.qwen2 import Qwen2
 from cfprm_jax.sharding import rules
 
 
@@ -126,7 +126,7 @@ def logits_of(policy, tokens):
     params = {"embedding": policy.params.embedding, "layers": stacked, "final_norm": policy.params.final_norm}
     size = tokens.shape[1]
     positions, end = np.tile(np.arange(size), (len(tokens), 1)), np.full(tokens.shape, size)
-    hidden = jax.jit(lambda *rows: Qwen2(policy.config, params)(*rows))(tokens, positions, end)
+    hidden = jax.jit(lambda *rows: Backbone(policy.config, params)(*rows))(tokens, positions, end)
     return np.asarray(hidden @ policy.params.lm_head.T, np.float64)
 
 

@@ -16,11 +16,11 @@ from cfprm_jax.config import EncodingConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading, peft
 from cfprm_jax.models import lora, parameters
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.lora import Lora
 from cfprm_jax.models.prm import apply
 
-CONFIG = PRMConfig(Qwen2Config(300, 32, 48, 3, 4, 2, 8, 1e-6, 1e4))
+CONFIG = PRMConfig(BackboneConfig(300, 32, 48, 3, 4, 2, 8, 1e-6, 1e4))
 SOME = Lora(4, 8.0, ("query", "value", "down"))
 ALL = Lora(3, 5.0, tuple(lora.TARGETS))
 
@@ -176,7 +176,7 @@ def test_peft_loads_them_and_scores_the_same(adapters, random_params, rows, tiny
     transformers = pytest.importorskip("transformers")
     library = pytest.importorskip("peft")
     config = dataclasses.replace(
-        CONFIG, backbone=Qwen2Config.from_hf({**CONFIG.backbone.to_hf(), "vocab_size": 300, "eos_token_id": 256})
+        CONFIG, backbone=BackboneConfig.from_hf({**CONFIG.backbone.to_hf(), "vocab_size": 300, "eos_token_id": 256})
     )
     frozen, trainable = parts(config, adapters, random_params)
     base, out = tmp_path / "base", tmp_path / "adapters"

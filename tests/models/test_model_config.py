@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -9,8 +10,10 @@ import pytest
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.loading import read_config
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
+from cfprm_jax.models.families import FAMILIES
 from cfprm_jax.models.parameters import count, param_specs, walk
+from cfprm_jax.models.rotary import Llama3Scaling
 
 BASE = {
     "model_type": "qwen2",
@@ -29,14 +32,23 @@ BASE = {
     "sliding_window": 131072,
     "max_window_layers": 70,
 }
+WINDOWED = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def test_reads_its_fields():
-    config = Qwen2Config.from_hf(BASE)
-    assert config == Qwen2Config(97, 32, 48, 2, 4, 2, 8, 1e-5, 10000.0, 512, True)
+    config = BackboneConfig.from_hf(BASE)
+    assert config == BackboneConfig(97, 32, 48, 2, 4, 2, 8, 1e-5, 10000.0, 512, True)
 
 
-def test_defaults_are_those_of_transformers():
+@pytest.mark.parametrize(("model_type", "classes"), [(name, family.classes) for name, family in FAMILIES.items()])
+def test_defaults_are_those_of_transformers(model_type, classes):
     transformers = pytest.importorskip("transformers")
     required = (
         "model_type",
@@ -46,9 +58,13 @@ def test_defaults_are_those_of_transformers():
         "num_hidden_layers",
         "num_attention_heads",
     )
-    config = Qwen2Config.from_hf({key: BASE[key] for key in required})
-    theirs = transformers.Qwen2Config(**{key: BASE[key] for key in required[1:]}, num_key_value_heads=None)
+    shape = {**{key: BASE[key] for key in required[1:]}, "num_attention_heads": 32}
+    # Qwen2's own default, 32, is that of no size; an absent key is every head its own.
+    shape |= {"num_key_value_heads": None} if model_type == "qwen2" else {}
+    config = BackboneConfig.from_hf({"model_type": model_type, **shape, "head_dim": 128})
+    theirs = getattr(transformers, f"{classes}Config")(**shape, head_dim=128)
     for name in (
+        "head_dim",
         "rms_norm_eps",
         "max_position_embeddings",
         "tie_word_embeddings",
@@ -57,6 +73,19 @@ def test_defaults_are_those_of_transformers():
     ):
         assert getattr(config, name) == getattr(theirs, name)
     assert config.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert config.sliding_window == getattr(theirs, "sliding_window", None)
+    if model_type != "llama":
+        windowed = BackboneConfig.from_hf({"model_type": model_type, **shape, "head_dim": 128, **WINDOWED})
+        assert windowed.sliding_window == getattr(transformers, f"{classes}Config")(**shape, **WINDOWED).sliding_window
+        assert windowed.longest == (4096, "sliding_window")
+        with pytest.raises(UserError, match="--max_length=4097 is beyond the model's sliding_window=4096"):
+            windowed.refuse_length(4097)
+        windowed.refuse_length(4096)
+        assert BackboneConfig.from_hf(windowed.to_hf()) == windowed
+        # Layers below max_window_layers see everything.
+        if model_type != "mistral":
+            full = {**BASE, "model_type": model_type, **WINDOWED, "max_window_layers": 2}
+            assert BackboneConfig.from_hf(full).sliding_window is None
 
 
 # Parameters of the backbone without a language-model head, from the shapes in the papers' tables.
@@ -76,7 +105,7 @@ def test_every_real_configuration(shared):
     assert len(files) >= 20
     for file in files:
         raw = json.loads(file.read_text())
-        config = Qwen2Config.from_hf(raw)
+        config = BackboneConfig.from_hf(raw)
         size = next(part for part in file.stem.split("-") if part.endswith("B"))
         layers, hidden, inner, heads, kv_heads, head_dim, vocab = BACKBONES[f"Qwen2.5-{size}"]
         assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (layers, hidden, inner), file
@@ -94,12 +123,12 @@ def test_every_real_configuration(shared):
         assert count(PRMConfig(config)) == vocab * hidden + layers * layer + hidden + (hidden + 1), file
         written = config.to_hf()
         assert {key: written[key] for key in raw} == raw, file
-        assert Qwen2Config.from_hf(written) == config
+        assert BackboneConfig.from_hf(written) == config
 
 
 def test_specs_hold_exactly_the_published_names(shared):
     published = json.loads((shared / "data/configs/weight_names.json").read_text())
-    config = Qwen2Config.from_hf(BASE)
+    config = BackboneConfig.from_hf(BASE)
     for head, classes in (("linear", "Qwen2ForTokenClassification"), ("mlp", "Qwen2ForProcessRewardModel")):
         (names,) = (names for title, names in published.items() if title.startswith(classes))
         expected = {n.replace("{i}", str(i)) for n in names if not n.startswith("_") for i in range(2)}
@@ -110,7 +139,7 @@ def test_specs_hold_exactly_the_published_names(shared):
 
 def test_transformers_reads_what_is_written(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = Qwen2Config.from_hf(BASE)
+    config = BackboneConfig.from_hf(BASE)
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     assert theirs.rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
@@ -121,27 +150,49 @@ def test_transformers_reads_what_is_written(tmp_path):
 
 
 def test_a_configuration_made_here_writes_itself():
-    config = Qwen2Config(97, 30, 48, 2, 4, 2, 8)
+    config = BackboneConfig(97, 30, 48, 2, 4, 2, 8)
     written = config.to_hf()
     assert written["head_dim"] == 8
-    assert Qwen2Config.from_hf(written) == config
+    assert BackboneConfig.from_hf(written) == config
+    llama = dataclasses.replace(
+        config, model_type="llama", attention_bias=True, mlp_bias=True, rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    )
+    written = llama.to_hf()
+    assert written["rope_parameters"] == {**LLAMA3, "rope_theta": 1e6} and written["rope_scaling"] == LLAMA3
+    assert BackboneConfig.from_hf(written) == llama
+    with pytest.raises(UserError, match="attention_bias true is not an option of model_type 'mistral'"):
+        dataclasses.replace(llama, model_type="mistral")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type 'llama' is not supported; supported: 'qwen2'"),
+        ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported; supported: 'qwen2', 'qwen3', 'llama', 'mis"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
-        ({"use_sliding_window": True}, "use_sliding_window true is not supported"),
         ({"use_mrope": True}, "use_mrope true is not supported"),
         ({"attention_bias": False}, "attention_bias false is not supported"),
         ({"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .* is not supported"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types .* is not supported"),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types .* beside use_sliding_window false"),
         ({"quantization_config": {"bits": 4}}, "quantization_config .* is not supported"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling .*yarn.* is not supported"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "rope_scaling .*linear"),
         ({"rope_parameters": {"rope_type": "default", "factor": 2}}, "rope_parameters .*factor"),
         ({"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}, "rope_theta 5.0, beside rope_theta 10000.0"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: missing low_freq_factor, high_freq"),
+        ({"rope_scaling": {**LLAMA3, "factor": 0}}, "rope_scaling.factor: expected a positive number .*, found 0"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling.high_freq_factor 4.0 is not above low"),
+        ({"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "default"}}, "another scaling than rope_scaling"),
+        ({"num_experts": 8}, r"num_experts 8 is not supported; supported: null \(no mixture of experts\)"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported"),
+        ({"mlp_bias": True}, "mlp_bias true is not supported; supported: false"),
+        ({"model_type": "llama"}, "sliding_window 131072 is not supported; supported: null"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias true is not supported; supported: false"),
+        (
+            {"model_type": "mistral", "sliding_window": 0},
+            "sliding_window: expected a positive whole number .*, found 0",
+        ),
+        ({"model_type": "qwen3", "use_qk_norm": False}, "use_qk_norm false is not supported; supported: true"),
         ({"rope_scaling": "yarn"}, "rope_scaling: expected an object, found 'yarn'"),
         ({"hidden_size": None}, "hidden_size: expected a positive whole number up to 131,072, found null"),
         ({"hidden_size": "large"}, "hidden_size: expected a positive whole number up to 131,072, found 'large'"),
@@ -175,7 +226,7 @@ def test_refusals(change, message, tmp_path):
 
 @pytest.mark.parametrize("value", [None, {"rope_type": "default"}, {"type": "default"}])
 def test_no_scaling_is_accepted(value):
-    assert Qwen2Config.from_hf({**BASE, "rope_scaling": value}).rope_theta == 10000.0
+    assert BackboneConfig.from_hf({**BASE, "rope_scaling": value}).rope_theta == 10000.0
 
 
 def test_unreadable_files(tmp_path):
@@ -192,10 +243,10 @@ def test_unreadable_files(tmp_path):
 @pytest.mark.parametrize("field", ["head", "dtype", "remat"])
 def test_prm_choices(field):
     with pytest.raises(UserError, match=f"{field}: 'other' is not among"):
-        PRMConfig(Qwen2Config.from_hf(BASE), **{field: "other"})
+        PRMConfig(BackboneConfig.from_hf(BASE), **{field: "other"})
 
 
 def test_configurations_are_static_arguments():
-    one, two = Qwen2Config.from_hf(BASE), Qwen2Config.from_hf({**BASE, "_name_or_path": "elsewhere"})
+    one, two = BackboneConfig.from_hf(BASE), BackboneConfig.from_hf({**BASE, "_name_or_path": "elsewhere"})
     assert one == two and hash(PRMConfig(one)) == hash(PRMConfig(two))
     assert math.prod(walk(param_specs(PRMConfig(one))).__next__()[1].shape) == 97 * 32

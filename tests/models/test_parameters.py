@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import abstract_params, init_params, lookup, map_specs, param_specs, walk
 
-CONFIG = PRMConfig(Qwen2Config(97, 64, 96, 3, 4, 2, 16, initializer_range=0.05))
+CONFIG = PRMConfig(BackboneConfig(97, 64, 96, 3, 4, 2, 16, initializer_range=0.05))
 
 
 @pytest.mark.parametrize("head", ["linear", "mlp"])

@@ -13,14 +13,14 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.backbone import Backbone
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import map_specs
 from cfprm_jax.models.placement import Placement
 from cfprm_jax.models.prm import PRM, apply
-from cfprm_jax.models.qwen2 import Qwen2
 from cfprm_jax.models.reward_head import RewardHead
 
-SMALL = PRMConfig(Qwen2Config(61, 48, 72, 2, 6, 2, 8, 1e-6, 1e4))
+SMALL = PRMConfig(BackboneConfig(61, 48, 72, 2, 6, 2, 8, 1e-6, 1e4))
 forward = jax.jit(apply, static_argnums=0)
 
 
@@ -46,7 +46,7 @@ def test_z_is_float32_of_a_bfloat16_backbone(head, random_params, make_rows):
     rows = make_rows(np.random.default_rng(0).integers(0, 61, (2, 20)))
     z = forward(config, params, *rows)
     assert z.dtype == jnp.float32
-    hidden = jax.jit(lambda p: Qwen2(config, p)(*rows))(params["backbone"])
+    hidden = jax.jit(lambda p: Backbone(config, p)(*rows))(params["backbone"])
     assert hidden.dtype == jnp.bfloat16
     exact = RewardHead(config, params["head"])(hidden.astype(jnp.float32))
     np.testing.assert_allclose(z, exact, rtol=1e-5, atol=1e-5)
@@ -97,7 +97,7 @@ def test_real_checkpoint_equals_transformers(make_rows, capsys):
     params, report = loading.load_params(directory, config, head_key=jax.random.key(0))
     jax.block_until_ready(params)
     loaded = time.monotonic()
-    hidden = np.asarray(jax.jit(lambda p: Qwen2(config, p)(*rows))(params["backbone"]))
+    hidden = np.asarray(jax.jit(lambda p: Backbone(config, p)(*rows))(params["backbone"]))
     computed = time.monotonic()
     del params
     with torch.no_grad():

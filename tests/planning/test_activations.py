@@ -8,13 +8,13 @@ import pytest
 
 from cfprm_jax.config import LossConfig
 from cfprm_jax.data.packing import PackedBatch
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import abstract_params
 from cfprm_jax.planning.activations import saved_bytes
 
 # As many layers as rows: what has a dimension of that length need not be of every layer.
 LAYERS, EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM = 8, 64, 320, 4, 2, 16
-NET = Qwen2Config(512, EMBED, MLP, LAYERS, HEADS, KV_HEADS, HEAD_DIM)
+NET = BackboneConfig(512, EMBED, MLP, LAYERS, HEADS, KV_HEADS, HEAD_DIM)
 ROWS, LENGTH = 8, 256
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 

@@ -9,14 +9,14 @@ import pytest
 
 from cfprm_jax.config import LossConfig, OptimizerConfig
 from cfprm_jax.errors import UserError
-from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import remedies
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.planning.ahead import Job
 from cfprm_jax.sharding.rules import parse_mesh
 
 GPU = ACCELERATORS["h100-80gb"]
-NET = Qwen2Config(64, 16, 32, 2, 4, 2, 4)
+NET = BackboneConfig(64, 16, 32, 2, 4, 2, 4)
 
 
 def job(**changes) -> Job:

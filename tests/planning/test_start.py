@@ -8,12 +8,12 @@ import importlib.util
 import pytest
 
 from cfprm_jax.config import LossConfig, OptimizerConfig
-from cfprm_jax.models.config import Qwen2Config
+from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import ahead
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.planning.start import compile_start
 
-NET = Qwen2Config(512, 256, 1024, 8, 4, 2, 64)
+NET = BackboneConfig(512, 256, 1024, 8, 4, 2, 64)
 JOB = ahead.Job(
     NET,
     "linear",

@@ -13,7 +13,7 @@ import pytest
 from cfprm_jax.config import LossConfig, OptimizerConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.planning import ahead
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.runtime import determinism
@@ -59,7 +59,7 @@ def test_an_h100_adds_in_order(tmp_path: pathlib.Path, deterministic: bool, mesh
     """A train step: no scatter to places that may be equal, no atomic in any kernel in NVIDIA's assembler, and cuDNN,
     whose kernels are made on the device, is asked for the same by the module's own option."""
     place = ahead.open_mesh(ACCELERATORS["h100-80gb"], 4 if "4" in mesh else 1, mesh)
-    network = PRMConfig(Qwen2Config(1024, 128, 128, 2, 4, 4, 64), dtype="bfloat16", attention="cudnn")
+    network = PRMConfig(BackboneConfig(1024, 128, 128, 2, 4, 4, 64), dtype="bfloat16", attention="cudnn")
     built = program.build(network, LossConfig(), OptimizerConfig(), 10, place, deterministic=deterministic)
     lowered = built.train_step.lower(built.abstract_state(), abstract_batch(built.batch_shardings))
     text = lowered.compile({"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}).as_text()

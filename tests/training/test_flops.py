@@ -11,11 +11,11 @@ from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import pack
 from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.models import prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import abstract_params
 from cfprm_jax.training import flops
 
-SEVEN_B = Qwen2Config(
+SEVEN_B = BackboneConfig(
     vocab_size=152064,
     hidden_size=3584,
     intermediate_size=18944,
@@ -42,7 +42,7 @@ def test_frozen_weights_have_no_gradients() -> None:
 @pytest.mark.parametrize("head", ["linear", "mlp"])
 def test_forward_against_xla(head: str) -> None:
     """Without the attention's causal half XLA counts the same products, and little besides."""
-    config = PRMConfig(Qwen2Config(512, 256, 1024, 1, 4, 2, 64), head=head, remat="none", dtype="float32")
+    config = PRMConfig(BackboneConfig(512, 256, 1024, 1, 4, 2, 64), head=head, remat="none", dtype="float32")
     rows, length = 1, 128
     shape = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     compiled = jax.jit(lambda p, *batch: prm.apply(config, p, *batch)).lower(abstract_params(config), *[shape] * 3)

@@ -13,12 +13,12 @@ import safetensors.numpy
 from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
 from cfprm_jax.huggingface import to_devices
 from cfprm_jax.models import parameters
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import walk
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import initial_state, program
 
-NET = PRMConfig(Qwen2Config(64, 16, 32, 3, 4, 2, 4), dtype="bfloat16")
+NET = PRMConfig(BackboneConfig(64, 16, 32, 3, 4, 2, 4), dtype="bfloat16")
 
 
 def build(optimizer: str, mesh: str = "data=1", devices: int = 1) -> program.Program:

@@ -21,13 +21,13 @@ from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import PackedBatch, pack, tokens_placed
 from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.models import lora, prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import map_tree, param_specs, walk
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import step
 
 # Two query heads a key head, with tensor=8 too.
-NET = Qwen2Config(64, 32, 48, 2, 16, 8, 4, rope_theta=100.0)
+NET = BackboneConfig(64, 32, 48, 2, 16, 8, 4, rope_theta=100.0)
 LORA = lora.Lora(2, 4.0, ("query", "down"))
 MARKER, STEPS = 63, 5
 SPLITS = [(d, f, 8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if d * f <= 8]

@@ -13,7 +13,7 @@ import pytest
 from cfprm_jax import losses
 from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
 from cfprm_jax.models import prm
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import ParamSpec, init_params, map_specs, param_specs, walk
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import optimizer, step
@@ -179,7 +179,7 @@ class Trained:
     steps, rate = 300, 2e-6
 
     def __init__(self, batch) -> None:
-        net = PRMConfig(Qwen2Config(64, 64, 96, 1, 2, 1, 32), dtype="bfloat16")
+        net = PRMConfig(BackboneConfig(64, 64, 96, 1, 2, 1, 32), dtype="bfloat16")
         specs = param_specs(net)
         loss = losses.loss_function(LossConfig(loss="bce"))
 
@@ -276,7 +276,7 @@ def test_weights_of_very_different_sizes() -> None:
 
 
 def test_only_matrices_decay() -> None:
-    net = Qwen2Config(32, 8, 16, 2, 2, 1, 4)
+    net = BackboneConfig(32, 8, 16, 2, 2, 1, 4)
     specs = param_specs(PRMConfig(net, head="mlp"))
     tx = AdamW(OptimizerConfig(weight_decay=0.5), lambda _: 0.1, specs)
     ones = map_specs(lambda _, spec: jnp.ones(spec.shape), PRMConfig(net, head="mlp"))

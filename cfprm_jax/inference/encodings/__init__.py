@@ -76,7 +76,7 @@ def default_config(name: str, positions: int, step_separator: str = "") -> Encod
     """The options of a PRM whose directory has no prm.json.
 
     Args:
-      positions: max_position_embeddings of the backbone.
+      positions: the most tokens that the backbone takes.
       step_separator: the separator, with escapes; empty for the encoding's own.
 
     Raises:

@@ -13,18 +13,12 @@ import pytest
 from flax import nnx
 
 from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig, Qwen2Config
+from cfprm_jax.models.attention import attention
+from cfprm_jax.models.backbone import Backbone
+from cfprm_jax.models.config import BackboneConfig, PRMConfig
+from cfprm_jax.models.layers import MLP, DecoderLayer, RMSNorm, SelfAttention
 from cfprm_jax.models.placement import Placement
-from cfprm_jax.models.qwen2 import (
-    MLP,
-    DecoderLayer,
-    Qwen2,
-    RMSNorm,
-    SelfAttention,
-    rotary_angles,
-    rotary_frequencies,
-    rotate,
-)
+from cfprm_jax.models.rotary import rotary_angles, rotary_frequencies, rotate
 
 
 def relative(got, expected):
@@ -36,9 +30,13 @@ def relative(got, expected):
 def hidden_states(config, params, rows, constrain=None):
     def run(backbone, tokens, positions, subtree_end):
         extra = () if constrain is None else (constrain,)
-        return Qwen2(config, backbone)(tokens, positions, subtree_end, *extra)
+        return Backbone(config, backbone)(tokens, positions, subtree_end, *extra)
 
     return jax.jit(run)(params["backbone"], *rows)
+
+
+def mixed_by(config, subtree_end, q, k, v):
+    return attention(q, k, v, jnp.asarray(subtree_end), config.attention)
 
 
 def load(model, directory):
@@ -112,7 +110,7 @@ def test_rms_norm_sums_in_float32():
 def test_rotary_frequencies_are_torchs_to_the_last_bit(head_dim, theta):
     torch = pytest.importorskip("torch")
     theirs = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)).numpy()
-    ours = rotary_frequencies(head_dim, theta)
+    ours = rotary_frequencies(BackboneConfig(61, 48, 72, 4, 6, 2, head_dim, rope_theta=theta))
     assert ours.dtype == np.float32
     np.testing.assert_array_max_ulp(ours, theirs, maxulp=1)
     assert (ours != theirs).sum() <= 1
@@ -126,7 +124,7 @@ def test_rotation_turns_pairs_by_position_times_frequency():
     turn = np.exp(1j * angles)[:, :, None]
     turned = (x[..., :4] + 1j * x[..., 4:]) * turn
     expected = np.concatenate([turned.real, turned.imag], -1)
-    got = rotate(jnp.asarray(x, jnp.float32), *rotary_angles(jnp.asarray(positions), 8, 1e4))
+    got = rotate(jnp.asarray(x, jnp.float32), *rotary_angles(jnp.asarray(positions), SMALL.backbone))
     np.testing.assert_allclose(got, expected, atol=5e-3)  # float32 angles near 32767 are good to 2e-3 radians
     np.testing.assert_allclose(got[:, :2], expected[:, :2], atol=1e-6)
 
@@ -138,7 +136,7 @@ def test_sub_modules_equal_transformers(make_reference, make_rows, tmp_path):
     rows = make_rows(np.zeros((2, 30), np.int64))
     x = np.random.default_rng(2).standard_normal((2, 30, 56)).astype(np.float32)
     weights = jax.tree.map(lambda leaf: leaf[0], params["backbone"]["layers"])
-    cosine, sine = rotary_angles(jnp.asarray(rows.positions), config.backbone.head_dim, config.backbone.rope_theta)
+    cosine, sine = rotary_angles(jnp.asarray(rows.positions), config.backbone)
     theirs = model.model.layers[0]
     with torch.no_grad():
         tx, positions = torch.tensor(x), torch.arange(30)[None]
@@ -149,13 +147,14 @@ def test_sub_modules_equal_transformers(make_reference, make_rows, tmp_path):
         out = out[0] if isinstance(out, tuple) else out
         inner = theirs.mlp(tx)
     assert relative(MLP(weights["mlp"])(x), inner) < 5e-6
-    got = SelfAttention(config, weights["attention"])(jnp.asarray(x), cosine, sine, jnp.asarray(rows.subtree_end))
+    mix = functools.partial(mixed_by, config, rows.subtree_end)
+    got = SelfAttention(config, weights["attention"])(jnp.asarray(x), cosine, sine, mix)
     assert relative(got, mixed) < 5e-6
-    got = DecoderLayer(config, weights)(jnp.asarray(x), cosine, sine, jnp.asarray(rows.subtree_end))
+    got = DecoderLayer(config, weights)(jnp.asarray(x), cosine, sine, mix)
     assert relative(got, out) < 5e-6
 
 
-SMALL = PRMConfig(Qwen2Config(61, 48, 72, 4, 6, 2, 8, 1e-6, 1e4))
+SMALL = PRMConfig(BackboneConfig(61, 48, 72, 4, 6, 2, 8, 1e-6, 1e4))
 
 
 def test_scan_equals_a_loop_over_layers(random_params, make_rows):
@@ -165,10 +164,11 @@ def test_scan_equals_a_loop_over_layers(random_params, make_rows):
 
     def unrolled(backbone, tokens, positions, subtree_end):
         x = backbone["embedding"][tokens]
-        cosine, sine = rotary_angles(positions, net.head_dim, net.rope_theta)
+        cosine, sine = rotary_angles(positions, net)
+        mix = functools.partial(mixed_by, SMALL, subtree_end)
         for i in range(net.num_hidden_layers):
             layer = DecoderLayer(SMALL, jax.tree.map(lambda leaf: leaf[i], backbone["layers"]))  # noqa: B023
-            x = layer(x, cosine, sine, subtree_end)
+            x = layer(x, cosine, sine, mix)
         return RMSNorm(backbone["final_norm"], net.rms_norm_eps)(x)
 
     expected = jax.jit(unrolled)(params["backbone"], *rows)
@@ -181,7 +181,7 @@ def test_remat_gives_the_same_gradient_and_saves_less(random_params, make_rows):
 
     def gradient(remat):
         config = dataclasses.replace(SMALL, remat=remat)
-        loss = lambda backbone: jnp.square(Qwen2(config, backbone)(*rows)).mean()  # noqa: E731
+        loss = lambda backbone: jnp.square(Backbone(config, backbone)(*rows)).mean()  # noqa: E731
         compiled = jax.jit(jax.grad(loss)).lower(params["backbone"]).compile()
         return compiled(params["backbone"]), compiled.memory_analysis().temp_size_in_bytes
 
@@ -243,7 +243,7 @@ def test_activations_are_offered_with_their_axes(random_params, make_rows):
 def test_modules_split_like_any_other(random_params, make_rows):
     params = random_params(SMALL)
     rows = make_rows(np.random.default_rng(0).integers(0, 61, (1, 12)))
-    graphdef, state = nnx.split(Qwen2(SMALL, params["backbone"]))
+    graphdef, state = nnx.split(Backbone(SMALL, params["backbone"]))
     got = jax.jit(lambda state: nnx.merge(graphdef, state)(*rows))(state)
     np.testing.assert_array_equal(got, hidden_states(SMALL, params, rows))
     assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(params["backbone"]))
@@ -254,7 +254,7 @@ def test_depth_does_not_lengthen_the_program(random_params, make_rows):
 
     def lines(layers):
         config = dataclasses.replace(SMALL, backbone=dataclasses.replace(SMALL.backbone, num_hidden_layers=layers))
-        run = functools.partial(lambda backbone, config: Qwen2(config, backbone)(*rows), config=config)
+        run = functools.partial(lambda backbone, config: Backbone(config, backbone)(*rows), config=config)
         return len(jax.jit(run).lower(random_params(config)["backbone"]).as_text().splitlines())
 
     assert lines(2) == lines(6)
