@@ -261,7 +261,11 @@ class EncodingConfig(Options):
         2048, "Longest encoded solution in tokens; whole windows are cut from the end.", lower=8, upper=MOST_TOKENS
     )
     step_separator: str = option("\\n\\n", "Text between the steps of one window; \\n, \\t, \\r and \\\\ are decoded.")
-    marker: str = option(MARKER, "Name of the token at which a step's score is read.")
+    marker: str = option(
+        MARKER,
+        "Name of the token at which a step's score is read. auto is <extra_0>, to which a token that the tokenizer "
+        "keeps in reserve is renamed if it has none of that name.",
+    )
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template.")
 
     @property
@@ -272,6 +276,8 @@ class EncodingConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         decode_escapes(self.step_separator)
+        if self.marker == "auto":
+            object.__setattr__(self, "marker", MARKER)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,11 +149,14 @@ def new_directory(
       texts: files by name, which replace those.
     """
     # Imported here: whoever only loads weights does not need a tokenizer library.
-    from cfprm_jax.data.encoding import save_tokenizer
+    from cfprm_jax.huggingface.reserved_tokens import RENAMED_FROM
+    from cfprm_jax.huggingface.tokenizer_files import marker_origin, save_tokenizer
 
     with atomic.new_directory(directory) as partial:
         yield partial
         prm = {"head": head, "encoding": dataclasses.asdict(encoding)}
+        if (origin := marker_origin(tokenizer)) is not None:
+            prm[RENAMED_FROM] = origin
         for name, value in {**described, "prm.json": prm}.items():
             atomic.write_json(partial / name, value)
         save_tokenizer(tokenizer, partial)

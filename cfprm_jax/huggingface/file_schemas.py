@@ -94,6 +94,7 @@ PRM = {
         )
     ),
     "dtype": may_lack(one_of(*ModelConfig.__dataclass_fields__["dtype"].metadata["choices"])),
+    "marker_renamed_from": may_lack(text(10_000, empty=False)),
     "lora": may_lack(
         record(
             {
@@ -168,4 +169,5 @@ TOKENIZER_CONFIG = {
         either(text(1 << 20), list_of(record({"name": required(text(1000)), "template": required(text(1 << 20))})))
     ),
     "added_tokens_decoder": optional(mapping(record({"content": _CONTENT}))),
+    "marker_renamed_from": may_lack(text(10_000, empty=False)),
 }

@@ -20,19 +20,18 @@ from typing import Any, TypeVar
 import tokenizers
 import transformers
 
-from cfprm_jax.config import MARKER, QWEN_MARKER_ID
+from cfprm_jax.config import MARKER
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import chat_template, file_schemas, schema
+from cfprm_jax.huggingface import chat_template, file_schemas, reserved_tokens, schema
 from cfprm_jax.huggingface.json_files import MIB, read_bytes, read_object
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-# What id 151651 is called in a stock Qwen2.5 tokenizer: a token for image regions that text never contains.
-_STOCK_QWEN_NAME = "<|quad_end|>"
+SPECIAL = "special_tokens_map.json"
 # Files besides tokenizer.json that may name a special token. vocab.json and merges.txt are left behind on purpose:
 # tokenizer.json holds both, and a loader that rebuilt the tokenizer from them would lose the new name.
 _BESIDE = {
     CONFIG: file_schemas.TOKENIZER_CONFIG,
-    "special_tokens_map.json": file_schemas.SPECIAL_TOKENS,
+    SPECIAL: file_schemas.SPECIAL_TOKENS,
     "added_tokens.json": file_schemas.ADDED_TOKENS,
 }
 # From which a tokenizer.json can be made.
@@ -50,8 +49,9 @@ def load_tokenizer(
 ) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face directory, in which marker is exactly one token.
 
-    A tokenizer that knows the marker is taken as it is. In a stock Qwen2.5 tokenizer the unused token at id 151651,
-    where Qwen2.5-Math-PRM has its marker, is renamed to it; every other text keeps its ids.
+    A tokenizer that knows the marker is taken as it is. For the default marker, a token that the tokenizer keeps in
+    reserve is renamed to it (:mod:`.reserved_tokens`; :func:`marker_origin` gives its name): in Qwen2.5 and Qwen3 the
+    one at id 151651, where Qwen2.5-Math-PRM has its marker. Every other text keeps its ids.
 
     Args:
       marker: None takes the tokenizer as it is: no marker, and a chat template only if it has one.
@@ -73,9 +73,8 @@ def load_tokenizer(
         description = read_object(source / TOKENIZER, _MOST_BYTES, repeats=True)
         schema.check(description, file_schemas.TOKENIZER, str(directory / TOKENIZER))
         added = description.get("added_tokens") or ()
-        names = {token["content"]: token["id"] for token in added}
-        known = marker in names or _in_vocabulary(marker, description["model"]["vocab"])
-        if marker is not None and not known and names.get(_STOCK_QWEN_NAME) == QWEN_MARKER_ID:
+        known = marker in {token["content"] for token in added} or _in_vocabulary(marker, description["model"]["vocab"])
+        if marker == MARKER and not known:
             source = _renamed(source, pathlib.Path(scratch) / "renamed", description, marker)
         tokenizer = _from_pretrained(source, directory)
     tokenizer.name_or_path = str(directory)
@@ -114,11 +113,17 @@ def marker_id(tokenizer: transformers.PreTrainedTokenizerBase, marker: str) -> i
     found = tokenizer.backend_tokenizer.token_to_id(marker)
     ids = tokenizer.backend_tokenizer.encode(marker, add_special_tokens=False).ids
     if found is None or ids != [found]:
+        reserve = ", and it has no reserved token to rename" if marker == MARKER else ""
         raise UserError(
             f"--marker={marker!r} is not exactly one token of the tokenizer in {tokenizer.name_or_path}: it gives the "
-            f"ids {ids}. Name one of its added tokens, or add {marker!r} to its tokenizer.json"
+            f"ids {ids}{reserve}. Name one of its added tokens, or add {marker!r} to its tokenizer.json"
         )
     return found
+
+
+def marker_origin(tokenizer: transformers.PreTrainedTokenizerBase) -> str | None:
+    """The name of the reserved token that was renamed to the marker; None where the tokenizer had the marker."""
+    return tokenizer.init_kwargs.get(reserved_tokens.RENAMED_FROM)
 
 
 def check_chat_template(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
@@ -263,25 +268,23 @@ def _check_texts(tokenizer: transformers.PreTrainedTokenizerBase, directory: pat
 
 
 def _renamed(source: pathlib.Path, target: pathlib.Path, description: dict[str, Any], marker: str) -> pathlib.Path:
-    """A copy of the tokenizer's files in which the stock Qwen2.5 token at the marker's id has the marker's name."""
+    """A copy of the tokenizer's files in which a reserved token has the marker's name; source itself if it has none."""
+    beside = {name: read_object(source / name, repeats=True) for name in _BESIDE if (source / name).is_file()}
+    config = beside.setdefault(CONFIG, {})
+    template = json.dumps(config.get("chat_template") or "", ensure_ascii=False)
+    if (source / TEMPLATE).is_file():
+        template += (source / TEMPLATE).read_text(encoding="utf-8")
+    old = reserved_tokens.reserved_token(description, {**beside.get(SPECIAL, {}), **config}, template)
+    if old is None:
+        return source
     target.mkdir()
-    for token in description["added_tokens"]:
-        if token["content"] == _STOCK_QWEN_NAME:
-            token["content"] = marker
-    (target / TOKENIZER).write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
-    for name in _BESIDE:
-        if (source / name).is_file():
-            renamed = _replace_name(read_object(source / name, repeats=True), marker)
-            (target / name).write_text(json.dumps(renamed, ensure_ascii=False, indent=2), encoding="utf-8")
+    described = reserved_tokens.renamed(description, old, marker)
+    (target / TOKENIZER).write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    for name, value in beside.items():
+        new = reserved_tokens.replaced(value, old, marker)
+        if name == CONFIG:
+            new[reserved_tokens.RENAMED_FROM] = old
+        (target / name).write_text(json.dumps(new, ensure_ascii=False, indent=2), encoding="utf-8")
     if (source / TEMPLATE).is_file():
         shutil.copy(source / TEMPLATE, target / TEMPLATE)
     return target
-
-
-def _replace_name(value: Any, marker: str) -> Any:
-    """value with every string (or key) that is the stock name replaced; a longer string that contains it is left."""
-    if isinstance(value, dict):
-        return {_replace_name(key, marker): _replace_name(entry, marker) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_replace_name(entry, marker) for entry in value]
-    return marker if value == _STOCK_QWEN_NAME else value

@@ -22,10 +22,11 @@ from typing import Any
 import transformers
 
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
-from cfprm_jax.data.encoding import save_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import file_schemas, loading, schema
 from cfprm_jax.huggingface.json_files import read_object
+from cfprm_jax.huggingface.reserved_tokens import RENAMED_FROM
+from cfprm_jax.huggingface.tokenizer_files import marker_origin, save_tokenizer
 from cfprm_jax.runtime import atomic, digests, locks, output_paths
 
 CHECKPOINTS = "checkpoints"
@@ -151,6 +152,8 @@ def write_model(
         "granularities": list(granularity.stages),
         "schedule": granularity.schedule,
     }
+    if (origin := marker_origin(tokenizer)) is not None:
+        prm[RENAMED_FROM] = origin
     if lora is not None:
         prm["lora"] = dict(lora)
     with atomic.updated_directory(output_dir / MODEL) as directory:

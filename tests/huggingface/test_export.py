@@ -292,6 +292,8 @@ def test_output_directory_must_be_free(random_params, tiny_tokenizer, tmp_path):
 
 def test_a_failure_leaves_nothing_behind(random_params, tmp_path):
     class Broken:
+        init_kwargs = {}  # noqa: RUF012
+
         def save_pretrained(self, *_, **__):
             raise OSError("disk full")
 

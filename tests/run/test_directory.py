@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import ClassVar
 
 import pytest
 
@@ -57,6 +58,8 @@ def test_prm_files_of_another_kind(tmp_path: pathlib.Path, text: str) -> None:
 
 def test_the_backbones_generation_config_is_kept(tmp_path: pathlib.Path) -> None:
     class Tokenizer:
+        init_kwargs: ClassVar[dict[str, object]] = {}
+
         def save_pretrained(self, *_: object, **__: object) -> None: ...
 
     settings = (ModelConfig(), EncodingConfig(), LossConfig(), GranularityConfig())
