@@ -150,7 +150,7 @@ def parity(config: CheckConfig, backend: str, say: Say) -> None:
 
     def evaluate(network: PRMConfig, where: jax.Device) -> tuple[np.ndarray, list[np.ndarray]]:
         def objective(params: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
-            z = step.step_scores(functools.partial(prm.apply, network), params, batch)
+            z = step.step_logits(functools.partial(prm.apply, network), params, batch)
             total, count = loss(z, jnp.asarray(batch.labels))
             return total / count, z
 
@@ -200,7 +200,7 @@ def kept(config: CheckConfig, compute: Callable[[], tuple[np.ndarray, list[np.nd
 
 def leaks(network: PRMConfig, params: Any, batch: PackedBatch, device: jax.Device) -> bool:
     """Whether other tokens in the last branch of the first row change a score that does not see it."""
-    scores = jax.jit(functools.partial(step.step_scores, functools.partial(prm.apply, network)))
+    scores = jax.jit(functools.partial(step.step_logits, functools.partial(prm.apply, network)))
     last = batch.step_positions[batch.step_positions < batch.tokens.shape[1]].max()
     branch = np.flatnonzero((batch.subtree_end[0] == last + 1) & (np.arange(batch.tokens.shape[1]) <= last))
     branch = branch[batch.positions[0, branch] >= batch.positions[0, last] - len(branch) + 1]

@@ -55,7 +55,7 @@ def parts_of(run: Run, placed: PackedBatch) -> dict[str, Callable[[], Any]]:
     forward = functools.partial(prm.apply, net, constrain=rules.constrain_activations(run.mesh))
 
     def objective(params: Any) -> jax.Array:
-        total, count = loss(step.step_scores(forward, params, placed), jnp.asarray(placed.labels))
+        total, count = loss(step.step_logits(forward, params, placed), jnp.asarray(placed.labels))
         return total / count
 
     rows, length = placed.tokens.shape

@@ -237,7 +237,7 @@ def parts(side: Ours) -> dict[str, Any]:
     forward = functools.partial(prm.apply, net, constrain=rules.constrain_activations(model.mesh))
 
     def objective(params: Any, batch: PackedBatch) -> jax.Array:
-        total, count = loss(step.step_scores(forward, params, batch), jnp.asarray(batch.labels))
+        total, count = loss(step.step_logits(forward, params, batch), jnp.asarray(batch.labels))
         return total / count
 
     rows, length = placed.tokens.shape

@@ -28,6 +28,7 @@ QWEN_MARKER_ID = 151651
 
 DATA_FORMATS = ("auto", "prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
 LOSSES = ("bce", "mse", "q_ranking")
+LABEL_WEIGHTS = ("trajectory", "node", "question")
 SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
 PACKINGS = ("tree", "sequence", "none")
 ATTENTIONS = ("auto", "xla", "blockwise", "cudnn", "pallas")
@@ -302,6 +303,15 @@ class PackingConfig(Options):
         upper=256,
     )
     batch_size: int = option(32, "Trajectories an optimizer step, over all devices.", lower=1, upper=1 << 16)
+    batch_tokens: int = option(
+        0,
+        "Most computed tokens an optimizer step, in place of --batch_size, which then sizes evaluation batches only: "
+        "trajectories, with --packing=tree --record_chunk=0 whole records, are taken until it is full. Prefixes that "
+        "trajectories of a record share count once with --packing=tree. A record that is larger is spread over "
+        "consecutive steps.",
+        lower=0,
+        upper=1 << 30,
+    )
     record_chunk: int = option(
         1,
         "--packing=tree: most trajectories of a record that stay together in the order of the data; 1 shuffles every "
@@ -405,6 +415,34 @@ class LossConfig(Options):
 
     loss: str = option("q_ranking", "Training loss.", choices=LOSSES)
     margin: float = option(4.0, "Margin of Q-ranking (zeta in PQM).", lower=0.0, upper=1000.0)
+    label_weight: str = option(
+        "trajectory",
+        "What counts once. trajectory: every label of every trajectory. node: each distinct step of a batch (same "
+        "question, same steps before it, same text), with the mean of its labels. question, of q_ranking alone: each "
+        "question, as the mean of its trajectories.",
+        choices=LABEL_WEIGHTS,
+    )
+    ranking_negatives: str = option(
+        "path",
+        "--loss=q_ranking --label_weight=node: negative steps that a positive one is ranked against. path: those that "
+        "hang off the path to it. question: all of its question.",
+        choices=("path", "question"),
+    )
+    negative_weight: float = option(
+        1.0,
+        "Weight in bce and mse of steps labelled 0.5 or less, in the sum and in what it is divided by.",
+        lower=0.0,
+        upper=1000.0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss == "q_ranking" and self.negative_weight != 1:
+            raise UserError(f"--negative_weight={self.negative_weight:g} is for --loss=bce and mse, not q_ranking")
+        if self.loss != "q_ranking" and self.label_weight == "question":
+            raise UserError(
+                f"--label_weight=question is for --loss=q_ranking, not {self.loss}; choose trajectory or node"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -483,7 +521,7 @@ class RunConfig(Options):
     keep_best: str = option(
         "none",
         "Held-out metric by which the best checkpoint is kept too, saved at its evaluation: OUTPUT_DIR/best.",
-        choices=("none", "loss", "step_accuracy", "negative_f1", "auroc"),
+        choices=("none", "loss", "step_accuracy", "negative_f1", "auroc", "distinct_negative_f1", "distinct_auroc"),
     )
     preemption_exit_code: int = option(
         0,

@@ -44,7 +44,7 @@ class PlanOptions(Options):
     rows: int = option(
         0,
         "Rows of a batch over all devices. 0 is, for packed rows, as many of the longest that a run may use as hold "
-        "--batch_size solutions of a third of --max_length; else --batch_size.",
+        "--batch_size solutions of a third of --max_length, or --batch_tokens; else --batch_size.",
         lower=0,
         upper=1 << 16,
     )
@@ -123,9 +123,11 @@ def make_job(config: PlanConfig) -> ahead.Job:
     backbone.refuse_length(train.encoding.max_length)
     packing, accumulation = train.packing, train.optimizer.accumulation
     length = packing.row_length or row_shapes.row_lengths(packing, train.encoding.max_length)[-1]
-    rows = plan.rows or packing.batch_size
+    solutions = batch_solutions(train)
+    rows = plan.rows or solutions
     if not plan.rows and packing.packing != "none":
-        rows = -(-packing.batch_size * train.encoding.max_length // (_SHARE_OF_LONGEST * length))
+        tokens = packing.batch_tokens or -(-packing.batch_size * train.encoding.max_length // _SHARE_OF_LONGEST)
+        rows = -(-tokens // length)
     return ahead.Job(
         backbone=backbone,
         head=train.model.head,
@@ -138,10 +140,17 @@ def make_job(config: PlanConfig) -> ahead.Job:
         num_devices=plan.num_devices,
         rows=ahead.round_rows(rows, train.device.mesh, plan.num_devices, accumulation),
         length=length,
-        trajectories=packing.batch_size,
+        trajectories=solutions,
+        batch_tokens=packing.batch_tokens,
         init=train.model.init,
         deterministic=train.model.deterministic,
     )
+
+
+def batch_solutions(train: TrainConfig) -> int:
+    """Solutions of a batch: --batch_size, or as many of a third of --max_length as have --batch_tokens."""
+    tokens, each = train.packing.batch_tokens, train.encoding.max_length / _SHARE_OF_LONGEST
+    return max(round(tokens / each), 1) if tokens else train.packing.batch_size
 
 
 def find_backbone(model: str, model_config: str) -> BackboneConfig:
@@ -169,11 +178,16 @@ def find_backbone(model: str, model_config: str) -> BackboneConfig:
 def describe_rows(config: PlanConfig, job: ahead.Job) -> str:
     """Which shape is planned, for what reason, and which others a run may use."""
     packing, longest = config.train.packing, config.train.encoding.max_length
-    most = ahead.round_rows(packing.batch_size, job.mesh, job.num_devices, job.optimizer.accumulation)
+    most = ahead.round_rows(batch_solutions(config.train), job.mesh, job.num_devices, job.optimizer.accumulation)
+    size = f"--batch_tokens={packing.batch_tokens}" if packing.batch_tokens else f"--batch_size={packing.batch_size}"
     if packing.packing == "none":
-        assumed = f"one for each of --batch_size={packing.batch_size} solutions"
+        assumed = f"one for each of {size} solutions"
+        if packing.batch_tokens:
+            assumed = f"one for each of {batch_solutions(config.train)} solutions of {size}"
     elif config.plan.rows:
         assumed = "as --rows says"
+    elif packing.batch_tokens:
+        assumed = f"for {size}"
     else:
         assumed = (
             f"for --batch_size={packing.batch_size} solutions that fill {longest // _SHARE_OF_LONGEST} tokens each"

@@ -34,7 +34,7 @@ import numpy as np
 from cfprm_jax import flags
 from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, Options, ReadConfig, option
 from cfprm_jax.data import formats
-from cfprm_jax.data.corpus_report import LabelCounts, TokenCounts, unlimited
+from cfprm_jax.data.corpus_report import DistinctCounts, LabelCounts, TokenCounts, distinct_line, unlimited
 from cfprm_jax.data.formats import ReadReport
 from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
@@ -107,6 +107,7 @@ class _Pass:
     reading: ReadReport = dataclasses.field(default_factory=ReadReport)
     read: LabelCounts = dataclasses.field(default_factory=LabelCounts)
     written: LabelCounts = dataclasses.field(default_factory=LabelCounts)
+    distinct: DistinctCounts = dataclasses.field(default_factory=DistinctCounts)
     skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def run(self, config: PrepareConfig, stream: BinaryIO) -> None:
@@ -123,6 +124,7 @@ class _Pass:
                 self.skipped[_ONE_STEP if len(trajectory.steps) == 1 else _NO_WINDOW] += 1
             for sample in merged:
                 self.written.add(sample)
+                self.distinct.add(sample)
                 if self.tokens is not None:
                     self.tokens.add(sample)
                 stream.write(_row(sample))
@@ -131,7 +133,7 @@ class _Pass:
     def as_dict(self) -> dict[str, Any]:
         """For the JSON report."""
         tokens = self.tokens.as_dict() if self.tokens is not None else None
-        return {**self.written.as_dict(), "skipped": dict(self.skipped), "tokens": tokens}
+        return {**self.written.as_dict(), **self.distinct.as_dict(), "skipped": dict(self.skipped), "tokens": tokens}
 
 
 def main(config: PrepareConfig) -> int:
@@ -295,6 +297,7 @@ def _summary(report: dict[str, Any]) -> str:
     for name, entry in report["granularities"].items():
         counts = [entry["trajectories"], entry["steps"], *entry["labels"].values()]
         lines.append(f"{name:>13}" + "".join(f"{count:>13,}" for count in counts))
+        lines.append(f"{'':>13}  {distinct_line(entry)}")
         lines += [f"{'':>13}  skipped: {count:,}, {reason}" for reason, count in entry["skipped"].items()]
         lines += [f"{'':>13}  {line}" for line in _token_lines(entry["tokens"])] if entry["tokens"] else []
     return "\n".join(lines)

@@ -107,7 +107,7 @@ def evaluate(weights: Any, batch: PackedBatch) -> Result:
     """All losses in one compilation."""
 
     def objective(weights: Any) -> jax.Array:
-        z = step.step_scores(functools.partial(prm.apply, CONFIG), weights, batch)
+        z = step.step_logits(functools.partial(prm.apply, CONFIG), weights, batch)
         pairs = [losses.loss_function(LossConfig(loss=name))(z, jnp.asarray(batch.labels)) for name in LOSSES]
         return jnp.stack([total / jnp.maximum(count, 1.0) for total, count in pairs])
 
@@ -215,7 +215,7 @@ class KeepGradients:
 class TrainStep:
     """The train step on a mesh, with gradients in place of the optimizer's state."""
 
-    def __init__(self, loss: str, accumulation: int = 1, mesh: str = "data=1", devices: int = 1) -> None:
+    def __init__(self, loss: str | LossConfig, accumulation: int = 1, mesh: str = "data=1", devices: int = 1) -> None:
         place = rules.make_mesh(DeviceConfig(mesh=mesh), jax.devices()[:devices])
         tx = KeepGradients()
         shardings = rules.param_shardings(place, param_specs(CONFIG))
@@ -225,7 +225,7 @@ class TrainStep:
         pure = functools.partial(
             step.train_step,
             forward=functools.partial(prm.apply, CONFIG, constrain=rules.constrain_activations(place)),
-            loss=losses.loss_function(LossConfig(loss=loss)),
+            loss=losses.loss_function(loss if isinstance(loss, LossConfig) else LossConfig(loss=loss)),
             config=OptimizerConfig(accumulation=accumulation, max_grad_norm=0.0),
             tx=tx,
             schedule=lambda _: 1.0,
@@ -273,7 +273,7 @@ def test_accumulation_and_devices_agree(loss: str, options: dict[str, Any]) -> N
 @jax.jit
 def scores(weights: Any, batch: PackedBatch) -> jax.Array:
     """z of every step of every trajectory."""
-    return step.step_scores(functools.partial(prm.apply, CONFIG), weights, batch)
+    return step.step_logits(functools.partial(prm.apply, CONFIG), weights, batch)
 
 
 def read(batch: PackedBatch, family: Sequence[Encoded]) -> list[np.ndarray]:

@@ -121,7 +121,7 @@ class Setup:
         return rules.put_batch(batch, self.batch_shardings)
 
     def objective(self, params, batch: PackedBatch) -> jax.Array:
-        total, count = self.loss(step.step_scores(self.forward, params, batch), batch.labels)
+        total, count = self.loss(step.step_logits(self.forward, params, batch), batch.labels)
         return total / jnp.maximum(count, 1)
 
 

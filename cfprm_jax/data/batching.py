@@ -1,9 +1,9 @@
 """What a step holds: the order of a run's trajectories, as a pure function of corpus, options and seed.
 
---batch_size counts trajectories. A run is a sequence of stages (one a granularity, in the order of --schedule; with
-"shuffled", a single stage that mixes all of them), a stage so many passes as --epochs_per_granularity. A pass visits
-every trajectory once, in an order of its own, cut into batches; its last batch holds what remains, so that nothing is
-dropped and stages never share a batch.
+--batch_size counts trajectories, --batch_tokens the tokens that a step computes (:mod:`.budget`). A run is a sequence
+of stages (one a granularity, in the order of --schedule; with "shuffled", a single stage that mixes all of them), a
+stage so many passes as --epochs_per_granularity. A pass visits every trajectory once, in an order of its own, cut into
+batches; its last batch holds what remains, so that nothing is dropped and stages never share a batch.
 
 The order of a pass:
 
@@ -16,6 +16,8 @@ The order of a pass:
   tokens than expanded ones at batches of 32, 64, 128 and 256 (17.1 for whole records; distinct within a record and
   step).
 * tree with --record_chunk=K: a record is cut into runs of at most K trajectories, and these are shuffled in its place.
+
+With --batch_tokens a run of trajectories is not cut, unless it is larger than a whole step; whole records stay whole.
 
 The shuffle sorts by a hash of (seed, stage, epoch, place) that is written out here, so that it stays the same under
 every version of every library. Orders are arrays of integers: a million trajectories take 8 MB and a tenth of a second.
@@ -31,6 +33,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from cfprm_jax.config import Granularity, GranularityConfig
+from cfprm_jax.data import budget
 from cfprm_jax.data.corpus import Corpus
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -58,7 +61,13 @@ class Pass:
 
 
 class BatchPlan:
-    """Which trajectories each step of a run holds."""
+    """Which trajectories each step of a run holds.
+
+    Attributes:
+      passes: in the order of the run.
+      num_steps: of the run.
+      trajectories: most of them in a step.
+    """
 
     def __init__(
         self,
@@ -68,23 +77,33 @@ class BatchPlan:
         batch_size: int,
         seed: int,
         record_chunk: int,
+        batch_tokens: int = 0,
     ) -> None:
         self._corpus = corpus
+        self._shares = packing == "tree"
         self._by_record = packing == "tree" and record_chunk != 1
         self._chunk = record_chunk
-        self._batch_size = batch_size
         self._seed = seed
+        self._orders: dict[int, Int64[np.ndarray, " trajectories"]] = {}
+        self._lock = threading.Lock()
         self.passes: list[Pass] = []
+        self._bounds: list[Int64[np.ndarray, batches + 1]] = []
         step = 0
         for stage, mixed in enumerate(stages(granularities)):
             total = sum(corpus.num_trajectories(granularity) for granularity in mixed)
+            costs = self._costs(mixed) if batch_tokens else None
             for epoch in range(granularities.epochs_per_granularity):
                 self.passes.append(Pass(stage, epoch, mixed, total, step))
-                step += -(-total // batch_size)
+                if costs is None:
+                    self._bounds.append(np.append(np.arange(0, total, batch_size), total))
+                else:
+                    self._bounds.append(self._cut(self.passes[-1], costs, batch_tokens))
+                step += len(self._bounds[-1]) - 1
         self.num_steps = step
+        self.trajectories = max(int(np.diff(bounds).max(initial=1)) for bounds in self._bounds)
+        if not batch_tokens:
+            self.trajectories = batch_size
         self._first_steps = np.array([p.first_step for p in self.passes])
-        self._orders: dict[int, Int64[np.ndarray, " trajectories"]] = {}
-        self._lock = threading.Lock()
 
     def batch(self, step: int) -> tuple[Pass, list[tuple[Granularity, int]]]:
         """The pass that a step belongs to, and its trajectories as (granularity, place in the corpus).
@@ -96,8 +115,8 @@ class BatchPlan:
             raise IndexError(f"step {step} of {self.num_steps}")
         number = int(np.searchsorted(self._first_steps, step, side="right")) - 1
         this = self.passes[number]
-        begin = (step - this.first_step) * self._batch_size
-        places = self._order(number)[begin : begin + self._batch_size]
+        begin, end = self._bounds[number][step - this.first_step :][:2]
+        places = self._order(number)[begin:end]
         starts = np.cumsum([0, *(self._corpus.num_trajectories(g) for g in this.granularities)])
         which = np.searchsorted(starts, places, side="right") - 1
         return this, [(this.granularities[w], int(p - starts[w])) for w, p in zip(which, places, strict=True)]
@@ -114,19 +133,39 @@ class BatchPlan:
     def _make_order(self, this: Pass) -> Int64[np.ndarray, " trajectories"]:
         if not self._by_record:
             return shuffled(this.trajectories, self._seed, this.stage, this.epoch)
-        starts, order, before = [], [], 0
+        begins, lengths = self._units(this)
+        # Places of the shuffled records' trajectories: each record's first place, and 0, 1, ... within it.
+        within = np.arange(this.trajectories) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return self._depth_first(this.granularities)[np.repeat(begins, lengths) + within]
+
+    def _units(self, this: Pass) -> tuple[Int64[np.ndarray, " units"], Int64[np.ndarray, " units"]]:
+        """What stays together in a pass by records, in its order: where it begins in depth-first order, its size."""
+        starts, before = [], 0
         for granularity in this.granularities:
             reader = self._corpus[granularity]
             starts.append(_chunks(np.asarray(reader.record_starts), self._chunk) + before)
-            order.append(reader.order + before)
             before += len(reader)
         begins = np.concatenate(starts)
-        sizes = np.diff(begins, append=before)
-        records = shuffled(len(begins), self._seed, this.stage, this.epoch)
-        # Places of the shuffled records' trajectories: each record's first place, and 0, 1, ... within it.
-        lengths = sizes[records]
-        within = np.arange(before) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return np.concatenate(order)[np.repeat(begins[records], lengths) + within]
+        order = shuffled(len(begins), self._seed, this.stage, this.epoch)
+        return begins[order], np.diff(begins, append=before)[order]
+
+    def _depth_first(self, granularities: Sequence[Granularity]) -> Int64[np.ndarray, " trajectories"]:
+        """Trajectories numbered end to end over the granularities, those of each record in depth-first order."""
+        before = np.cumsum([0, *(self._corpus.num_trajectories(g) for g in granularities)])
+        return np.concatenate([self._corpus[g].order + n for g, n in zip(granularities, before, strict=False)])
+
+    def _costs(self, granularities: Sequence[Granularity]) -> budget.Costs:
+        readers = [self._corpus[granularity] for granularity in granularities]
+        lengths = np.concatenate([np.asarray(reader.lengths)[reader.order] for reader in readers])
+        shared = np.concatenate([np.asarray(reader.shared) for reader in readers])
+        return budget.Costs(lengths, shared if self._shares else np.zeros_like(shared))
+
+    def _cut(self, this: Pass, costs: budget.Costs, tokens: int) -> Int64[np.ndarray, batches + 1]:
+        order = self._order(len(self.passes) - 1)
+        place = np.empty_like(order)
+        place[self._depth_first(this.granularities)] = np.arange(len(order))
+        units = self._units(this)[1] if self._by_record else np.ones_like(order)
+        return budget.cut(place[order], units, costs, tokens)
 
 
 def _chunks(starts: Int64[np.ndarray, " records+1"], most: int) -> Int64[np.ndarray, " chunks"]:

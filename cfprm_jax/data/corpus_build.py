@@ -16,7 +16,7 @@ import numpy as np
 from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig
 from cfprm_jax.data import questions
 from cfprm_jax.data.corpus_files import GranularityWriter
-from cfprm_jax.data.corpus_report import LABEL_CLASSES, PERCENTILES
+from cfprm_jax.data.corpus_report import LABEL_CLASSES, PERCENTILES, DistinctCounts
 from cfprm_jax.data.encoding import Encoded, Encoder
 from cfprm_jax.data.formats import ReadReport
 from cfprm_jax.data.formats import read as read_trajectories
@@ -50,6 +50,7 @@ class _Counts:
         self.truncated = 0
         self.windows_cut = 0
         self.distinct = 0
+        self.distinct_steps = DistinctCounts()
         self._lengths = np.zeros(max_length + 1, np.int64)
 
     def keeps(self, encoded: Encoded) -> bool:
@@ -64,9 +65,10 @@ class _Counts:
             return True
         return False
 
-    def add(self, kept: list[Encoded]) -> None:
+    def add(self, kept: list[tuple[Trajectory, Encoded]]) -> None:
         """Count the samples of one record that are kept."""
-        for encoded in kept:
+        for sample, encoded in kept:
+            self.distinct_steps.add(sample, len(encoded.step_positions))
             labels = encoded.labels
             positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
             unlabelled = int(np.isnan(labels).sum())
@@ -77,7 +79,7 @@ class _Counts:
             self.truncated += encoded.steps_cut > 0
             self.windows_cut += encoded.steps_cut
             self._lengths[len(encoded.tokens)] += 1
-        self.distinct += shared_forest([encoded.tokens for encoded in kept]).size
+        self.distinct += shared_forest([encoded.tokens for _, encoded in kept]).size
 
     def as_dict(self, writer: GranularityWriter) -> dict[str, Any]:
         lengths = np.arange(len(self._lengths))
@@ -87,6 +89,7 @@ class _Counts:
             "records": writer.records,
             "steps": sum(self.labels.values()),
             "labels": self.labels,
+            **self.distinct_steps.as_dict(),
             "truncated": self.truncated,
             "windows_cut": self.windows_cut,
             "skipped": dict(self.skipped),
@@ -141,9 +144,10 @@ def build(
             encoded = iter(encoder.encode_many(items))
             for record, given in zip(records, cut, strict=True):
                 counts[granularity].skipped["no window at this granularity"] += sum(not some for some in given)
-                kept = [e for e in (next(encoded) for some in given for _ in some) if counts[granularity].keeps(e)]
+                both = [(sample, next(encoded)) for some in given for sample in some]
+                kept = [(sample, one) for sample, one in both if counts[granularity].keeps(one)]
                 if kept:
-                    writers[granularity].add(record[0].source, kept)
+                    writers[granularity].add(record[0].source, record[0].question, [one for _, one in kept])
                     counts[granularity].add(kept)
 
     try:

@@ -4,8 +4,10 @@
     <granularity>/data.bin     of each trajectory: tokens (int32), step positions (int32), labels (float32), end to end
     <granularity>/index.bin    int64 [trajectories, 4]: where it begins in data.bin (in units of 4 bytes), its tokens,
                                its steps, the windows cut from it
-    <granularity>/order.bin    int64 [trajectories]: trajectories with those of each record in depth-first order
-    <granularity>/records.bin  int64 [records + 1, 2]: first trajectory, where the source's name begins in sources.bin
+    <granularity>/order.bin    int64 [trajectories, 2]: trajectories with those of each record in depth-first order, and
+                               the tokens that each shares with the one before it in its record
+    <granularity>/records.bin  int64 [records + 1, 3]: first trajectory, where the source's name begins in sources.bin,
+                               a hash of the question
     <granularity>/sources.bin  UTF-8 names of the records' sources, end to end
 
 corpus.json has a checksum of itself, and of every other file the CRC-32 of each 64 MiB. Opening a corpus reads and
@@ -19,6 +21,7 @@ data.bin would count what was read as the process's memory), and any number of t
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import json
 import os
 import pathlib
@@ -31,15 +34,15 @@ from jaxtyping import Int64
 
 from cfprm_jax.config import Granularity
 from cfprm_jax.data.encoding import Encoded
-from cfprm_jax.data.partition import depth_first
+from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import atomic, digests
 
 # Changes with this layout and with anything that encodes the same text differently.
 FORMAT = 1
 # Changes with the files alone; a corpus of another layout is made again, and a run goes on with it.
-LAYOUT = 2
-_INDEX_FILES = {"index": 4, "order": 1, "records": 2}
+LAYOUT = 3
+_INDEX_FILES = {"index": 4, "order": 2, "records": 3}
 _DESCRIPTION = "corpus.json"
 _PIECE = 1 << 26
 _READ = 1 << 22
@@ -94,11 +97,12 @@ class GranularityWriter:
         self._words = 0
         self._source_bytes = 0
 
-    def add(self, source: str, encoded: Sequence[Encoded]) -> None:
+    def add(self, source: str, question: str, encoded: Sequence[Encoded]) -> None:
         """Append one record's trajectories, in the order of the corpus."""
-        order = depth_first([solution.tokens for solution in encoded])
-        self._write("order", np.array(order, "<i8") + self.trajectories)
-        self._write("records", np.array([self.trajectories, self._source_bytes], "<i8"))
+        forest = shared_forest([solution.tokens for solution in encoded])
+        self._write("order", np.stack([forest.order + self.trajectories, forest.shared], axis=1).astype("<i8"))
+        digest = int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "little", signed=True)
+        self._write("records", np.array([self.trajectories, self._source_bytes, digest], "<i8"))
         name = source.encode()
         self._files["sources"].write(name)
         self._source_bytes += len(name)
@@ -119,7 +123,7 @@ class GranularityWriter:
     def close(self) -> None:
         """Write what is left to disk."""
         if not self._files["data"].closed:
-            self._write("records", np.array([self.trajectories, self._source_bytes], "<i8"))
+            self._write("records", np.array([self.trajectories, self._source_bytes, 0], "<i8"))
         for file in self._files.values():
             file.close()
 
@@ -147,10 +151,10 @@ class GranularityReader:
         self.max_tokens = counts["max_tokens"]
         self._length = counts["trajectories"]
         self._index = _mapped(directory / "index.bin", (self._length, 4))
-        self._records = _mapped(directory / "records.bin", (counts["records"] + 1, 2))
+        self._records = _mapped(directory / "records.bin", (counts["records"] + 1, 3))
         self._sources = (directory / "sources.bin").open("rb")
         self._data = (directory / "data.bin").open("rb")
-        self.order: Int64[np.ndarray, " trajectories"] = _mapped(directory / "order.bin", (self._length,))
+        self._order = _mapped(directory / "order.bin", (self._length, 2))
 
     def __len__(self) -> int:
         return self._length
@@ -172,11 +176,33 @@ class GranularityReader:
         """First trajectory of each record, and the number of trajectories."""
         return self._records[:, 0]
 
+    @property
+    def order(self) -> Int64[np.ndarray, " trajectories"]:
+        """Trajectories with those of each record in depth-first order of their common tree."""
+        return self._order[:, 0]
+
+    @property
+    def shared(self) -> Int64[np.ndarray, " trajectories"]:
+        """Of each trajectory in that order, tokens that it shares with the one before it; 0 for a record's first."""
+        return self._order[:, 1]
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " trajectories"]:
+        """Tokens of each trajectory, in the order of the corpus."""
+        return self._index[:, 1]
+
+    def question(self, trajectory: int) -> int:
+        """A hash of the question that a trajectory answers."""
+        return int(self._records[self._record(trajectory), 2])
+
     def source(self, trajectory: int) -> str:
         """Name of the record that a trajectory comes from."""
-        record = int(np.searchsorted(self.record_starts, trajectory, side="right")) - 1
+        record = self._record(trajectory)
         begin, end = int(self._records[record, 1]), int(self._records[record + 1, 1])
         return os.pread(self._sources.fileno(), end - begin, begin).decode()
+
+    def _record(self, trajectory: int) -> int:
+        return int(np.searchsorted(self.record_starts, trajectory, side="right")) - 1
 
 
 def write_description(directory: pathlib.Path, description: dict[str, Any]) -> None:

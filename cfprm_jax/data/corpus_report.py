@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,9 @@ _NO_LIMIT = MOST_TOKENS
 _BATCH = 256
 # A record larger than this is counted in parts, so that one record without end cannot fill the memory.
 _LARGEST_RECORD = 4096
+# Labelled steps that wait to be joined with the distinct ones, all at once, as sorting them costs the most.
+_KEYS = 1 << 20
+_FOUND = np.dtype([("key", "V16"), ("total", "f8"), ("number", "i8"), ("least", "f4"), ("most", "f4")])
 
 
 @dataclasses.dataclass
@@ -49,6 +53,67 @@ class LabelCounts:
     def as_dict(self) -> dict[str, Any]:
         """For the JSON report."""
         return dataclasses.asdict(self)
+
+
+class DistinctCounts:
+    """Labelled steps, and how many of them are distinct: the same question, the same steps before it, the same text.
+
+    A distinct step has the mean of its labels; it is negative if that is at most 0.5, and conflicting if they differ.
+    Memory grows with the number of distinct steps, 40 bytes each.
+    """
+
+    def __init__(self) -> None:
+        self._labelled = 0
+        self._negative = 0
+        self._keys: list[bytes] = []
+        self._labels: list[float] = []
+        self._found = np.empty(0, _FOUND)
+
+    def add(self, trajectory: Trajectory, steps: int | None = None) -> None:
+        """Count one trajectory, or only its first so many steps."""
+        key = hashlib.blake2b(trajectory.question.encode(), digest_size=16).digest()
+        for text, label in zip(trajectory.steps[:steps], trajectory.labels.tolist(), strict=False):
+            key = hashlib.blake2b(key + text.encode(), digest_size=16).digest()
+            if label == label:  # not NaN
+                self._keys.append(key)
+                self._labels.append(label)
+        if len(self._keys) >= _KEYS:
+            self._merge()
+
+    def as_dict(self) -> dict[str, int]:
+        """For the JSON report, with everything added so far."""
+        self._merge()
+        found = self._found
+        return {
+            "labelled_steps": self._labelled,
+            "negative_steps": self._negative,
+            "distinct_labelled_steps": len(found),
+            "distinct_negative_steps": int((found["total"] <= 0.5 * found["number"]).sum()),
+            "conflicting_steps": int((found["least"] < found["most"]).sum()),
+        }
+
+    def _merge(self) -> None:
+        """Join what waits with what was found."""
+        labels = np.array(self._labels, np.float64)
+        new = np.empty(len(labels), _FOUND)
+        new["key"] = np.frombuffer(b"".join(self._keys), "V16")
+        new["total"] = new["least"] = new["most"] = labels
+        new["number"] = 1
+        self._labelled += len(labels)
+        self._negative += int((labels <= 0.5).sum())
+        self._keys, self._labels = [], []
+        both = np.concatenate([self._found, new])
+        if not len(both):
+            return
+        words = np.ascontiguousarray(both["key"]).view("<u8").reshape(-1, 2)
+        both = both[np.lexsort((words[:, 1], words[:, 0]))]
+        begins = np.flatnonzero(np.append(True, both["key"][1:] != both["key"][:-1]))
+        joined = both[begins].copy()
+        joined["total"] = np.add.reduceat(both["total"], begins)
+        joined["number"] = np.add.reduceat(both["number"], begins)
+        joined["least"] = np.minimum.reduceat(both["least"], begins)
+        joined["most"] = np.maximum.reduceat(both["most"], begins)
+        self._found = joined
 
 
 class TokenCounts:
@@ -131,6 +196,19 @@ class TokenCounts:
             self._expanded += sum(map(len, kept))
             self._distinct += distinct_prefix_tokens(kept)
         self._records, self._waiting = [], 0
+
+
+def distinct_line(counts: Mapping[str, Any]) -> str:
+    """What DistinctCounts found, in a line."""
+
+    def share(negative: str, of: str) -> str:
+        return f"{counts[of]:,}, {counts[negative] / max(counts[of], 1):.1%} negative"
+
+    return (
+        f"labelled steps: {share('negative_steps', 'labelled_steps')}; "
+        f"distinct: {share('distinct_negative_steps', 'distinct_labelled_steps')}, "
+        f"{counts['conflicting_steps']:,} with labels that differ"
+    )
 
 
 def unlimited(encoding: EncodingConfig) -> EncodingConfig:

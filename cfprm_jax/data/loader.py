@@ -10,16 +10,19 @@ Reading ahead is Grain's, with threads: worker processes would tie the order of 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
 import numpy as np
+from jaxtyping import Float32
 
 from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, PackingConfig
 from cfprm_jax.data.batching import BatchPlan, shuffled, stages
 from cfprm_jax.data.corpus import CONTENT, Corpus
 from cfprm_jax.data.corpus_files import GranularityReader
+from cfprm_jax.data.distinct import distinct_steps
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
 
@@ -45,6 +48,7 @@ class Batch:
       trajectories: how many there are, without padding.
       tokens_expanded: tokens of all trajectories, each counted whole.
       tokens_computed: tokens in the rows, without padding: what is computed once prefixes are shared.
+      distinct_labels: of held-out batches, the labels of DistinctSteps over all of them together.
     """
 
     packed: PackedBatch
@@ -55,10 +59,18 @@ class Batch:
     trajectories: int
     tokens_expanded: int
     tokens_computed: int
+    distinct_labels: Float32[np.ndarray, "trajectories steps"] | None = None
 
 
 class Loader:
-    """The batches of a training run, by number."""
+    """The batches of a training run, by number.
+
+    Attributes:
+      num_steps: how many there are.
+      trajectories: most of them in a batch; all batches are padded to as many.
+      fingerprint: all that the batches depend on, option by option.
+      shapes: of their rows.
+    """
 
     def __init__(
         self,
@@ -77,8 +89,17 @@ class Loader:
         """
         self._corpus = corpus
         self._packing = packing
-        self._plan = BatchPlan(corpus, granularities, packing.packing, packing.batch_size, seed, packing.record_chunk)
+        self._plan = BatchPlan(
+            corpus,
+            granularities,
+            packing.packing,
+            packing.batch_size,
+            seed,
+            packing.record_chunk,
+            packing.batch_tokens,
+        )
         self.num_steps = self._plan.num_steps
+        self.trajectories = self._plan.trajectories
         self.fingerprint: dict[str, Any] = {
             **corpus.identity,
             **dataclasses.asdict(encoding),
@@ -91,7 +112,7 @@ class Loader:
             "record_chunk": packing.record_chunk,
             "row_length": packing.row_length,
             "row_shapes": packing.row_shapes,
-            "batch_size": packing.batch_size,
+            **({"batch_tokens": packing.batch_tokens} if packing.batch_tokens else {"batch_size": packing.batch_size}),
             "seed": seed,
         }
         readers = [corpus[granularity] for stage in stages(granularities) for granularity in stage]
@@ -107,7 +128,7 @@ class Loader:
         this, members = self._plan.batch(step)
         granularity = this.granularities[0] if len(this.granularities) == 1 else MIXED
         readers = [(self._corpus[g], place) for g, place in members]
-        size = self._packing.batch_size
+        size = self.trajectories
         return _make_batch(readers, self._packing, self.shapes, size, self._steps, granularity, this.epoch, this.stage)
 
     def iterator(self, threads: int = _THREADS, read_ahead: int = _READ_AHEAD) -> grain.DatasetIterator[Batch]:
@@ -120,7 +141,7 @@ class Loader:
 
     def _fit_shapes(self, longest: int, row_multiple: int) -> RowShapes:
         low, high = _SAMPLED_BATCHES
-        size = self._packing.batch_size
+        size = self.trajectories
         count = min(self.num_steps, max(low, min(high, _SAMPLED_TRAJECTORIES // size)))
         steps = [index * self.num_steps // count for index in range(count)]
         batches = ([self._corpus[g][place] for g, place in self._plan.batch(step)[1]] for step in steps)
@@ -186,13 +207,19 @@ def evaluation_batches(
     groups = [places[begin : begin + size].tolist() for begin in range(0, len(places), size)]
     if not groups:
         return []
-    forests = [forest_of([reader[place] for place in group], packing.packing) for group in groups]
+    encoded = [[reader[place] for place in group] for group in groups]
+    forests = [forest_of(group, packing.packing) for group in encoded]
+    questions = [reader.question(place) for group in groups for place in group]
+    # All batches but the last are full, so places in them follow one another.
+    distinct = distinct_steps(list(itertools.chain(*encoded)), questions, len(groups) * size, reader.max_steps)
+    labels = np.asarray(distinct.labels).reshape(len(groups), size, reader.max_steps)
     longest = min(reader.max_tokens, encoding.max_length)
     shapes = fit_shapes(forests, packing, longest, size, row_multiple)
-    return [
+    batches = [
         _make_batch([(reader, p) for p in group], packing, shapes, size, reader.max_steps, reader.granularity, 0, 0)
         for group in groups
     ]
+    return [dataclasses.replace(batch, distinct_labels=own) for batch, own in zip(batches, labels, strict=True)]
 
 
 def _make_batch(
@@ -207,8 +234,10 @@ def _make_batch(
 ) -> Batch:
     encoded = [reader[place] for reader, place in members]
     packed = pack(encoded, packing.packing, shapes, trajectories, steps)
+    questions = [reader.question(place) for reader, place in members]
+    distinct = distinct_steps(encoded, questions, trajectories, steps)
     return Batch(
-        packed=packed,
+        packed=packed._replace(distinct=distinct),
         granularity=granularity,
         epoch=epoch,
         stage=stage,

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
+from cfprm_jax.data.distinct import DistinctSteps
 from cfprm_jax.data.partition import Forest, longest_first, separate_forest, shared_forest
 from cfprm_jax.data.row_shapes import RowShapes, place_rows
 from cfprm_jax.errors import UserError
@@ -35,6 +36,8 @@ class PackedBatch(NamedTuple):
       subtree_end: token i of a row sees token j iff j <= i < subtree_end[j]; i + 1 in the padding.
       step_positions: row * length + column of each step's marker, trajectories in the order given; 0 where padded.
       labels: label of each step, NaN where padded or unlabelled.
+      distinct: which steps are one, and which trajectories answer one question. A loader always gives it; only what is
+        over distinct steps or questions reads it.
     """
 
     tokens: Int32[Array, "rows length"]
@@ -42,6 +45,7 @@ class PackedBatch(NamedTuple):
     subtree_end: Int32[Array, "rows length"]
     step_positions: Int32[Array, "trajectories steps"]
     labels: Float32[Array, "trajectories steps"]
+    distinct: DistinctSteps | None = None
 
 
 def forest_of(encoded: Sequence[Encoded], packing: str) -> Forest:

@@ -284,7 +284,9 @@ def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         passes = "one pass" if epochs == 1 else f"{epochs} passes"
         yield "windows", f"C = {', '.join(map(str, sizes))} ({options['schedule']}), {passes} over the data at each"
     margin = f", margin {options['margin']}" if options["loss"] == "q_ranking" else ""
-    yield "loss", f"{options['loss']}{margin}"
+    # A run of an earlier version has no such options.
+    weight = options.get("label_weight", "trajectory")
+    yield "loss", f"{options['loss']}{margin}" + ("" if weight == "trajectory" else f", by {weight}")
     yield "data", ", ".join(f"`{pathlib.Path(path).name}`" for path in options["train_data"])
     yield "neutral ratings", options["neutral"]
     yield "head", options["head"]
@@ -294,7 +296,10 @@ def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{options['decay']} decay, weight decay {options['weight_decay']:g}, gradient norm at most "
         f"{options['max_grad_norm']:g}",
     )
-    yield "batch", f"{options['batch_size']} trajectories of at most {options['max_length']:,} tokens"
+    size = f"{options['batch_size']} trajectories"
+    if options.get("batch_tokens"):
+        size = f"at most {options['batch_tokens']:,} computed tokens, trajectories"
+    yield "batch", f"{size} of at most {options['max_length']:,} tokens"
     if options.get("lora_rank"):
         targets = ", ".join(options["lora_targets"])
         yield "adapters", f"rank {options['lora_rank']}, alpha {options['lora_alpha']:g}, on {targets}"

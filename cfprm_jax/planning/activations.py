@@ -60,7 +60,7 @@ def saved_bytes(
 
     def kept(weights: Any, part: PackedBatch) -> Any:
         def objective(weights: Any) -> jax.Array:
-            return loss_function(step.step_scores(forward, weights, part), jnp.asarray(part.labels))[0]
+            return loss_function(step.step_logits(forward, weights, part), jnp.asarray(part.labels), part.distinct)[0]
 
         return jax.tree.leaves(jax.vjp(objective, weights)[1])
 

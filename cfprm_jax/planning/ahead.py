@@ -17,6 +17,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
+from cfprm_jax.data.distinct import DistinctSteps
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import parameters
@@ -47,6 +48,7 @@ class Job:
       attention, dtype, head, remat: as the flags say them.
       rows, length: of a batch, over all devices.
       trajectories, steps: most of them in a batch, and most steps in one; they hardly matter.
+      batch_tokens: as the flag says it; 0 where --batch_size sizes a batch.
       deterministic, init: as the flags say them.
     """
 
@@ -63,6 +65,7 @@ class Job:
     length: int
     trajectories: int = 32
     steps: int = 64
+    batch_tokens: int = 0
     deterministic: bool = False
     init: str = "pretrained"
 
@@ -233,15 +236,16 @@ def build(job: Job, mesh: Mesh) -> program.Program:
 
 
 def _abstract_batch(job: Job, built: program.Program) -> PackedBatch:
-    rows, steps = (job.rows, job.length), (job.trajectories, job.steps)
-    shapes = {"tokens": rows, "positions": rows, "subtree_end": rows, "step_positions": steps, "labels": steps}
-    arrays: dict[str, Any] = {
-        name: jax.ShapeDtypeStruct(
-            shape, jnp.float32 if name == "labels" else jnp.int32, sharding=getattr(built.batch_shardings, name)
-        )
-        for name, shape in shapes.items()
-    }
-    return PackedBatch(**arrays)
+    shardings = built.batch_shardings
+
+    def array(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    rows = array((job.rows, job.length), jnp.int32, shardings.tokens)
+    places = array((job.trajectories, job.steps), jnp.int32, shardings.step_positions)
+    labels = array((job.trajectories, job.steps), jnp.float32, shardings.labels)
+    questions = array((job.trajectories,), jnp.int32, shardings.labels)
+    return PackedBatch(rows, rows, rows, places, labels, DistinctSteps(places, labels, questions))
 
 
 def bytes_on_a_device(tree: Any) -> int:

@@ -60,7 +60,9 @@ def candidates(job: Job, accelerator: Gpu | Tpu) -> Iterator[Candidate]:
     rows, trajectories = base.rows, base.trajectories
     while trajectories > 1:
         trajectories //= 2
-        fewer = _changed(job, {**thrifty, "batch_size": trajectories})
+        share = trajectories / base.trajectories
+        smaller = {"batch_tokens": int(job.batch_tokens * share)} if job.batch_tokens else {"batch_size": trajectories}
+        fewer = _changed(job, {**thrifty, **smaller})
         if fewer.job.rows < rows:
             rows = fewer.job.rows
             yield fewer
@@ -109,6 +111,9 @@ def _changed(job: Job, changes: dict[str, Any]) -> Candidate:
     if "batch_size" in changes:
         changed = dataclasses.replace(changed, trajectories=changes["batch_size"])
         rows = -(-job.rows * changed.trajectories // job.trajectories)
+    if "batch_tokens" in changes:
+        changed = dataclasses.replace(changed, batch_tokens=changes["batch_tokens"])
+        rows = -(-job.rows * changed.batch_tokens // job.batch_tokens)
     rows = round_rows(rows, changed.mesh, changed.num_devices, changed.optimizer.accumulation)
     return Candidate(changes, dataclasses.replace(changed, rows=rows))
 

@@ -13,6 +13,9 @@ from cfprm_jax.data.loader import Batch
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.sharding import rules
 
+DISTINCT = "distinct_"
+"""What the names of metrics over distinct steps begin with."""
+
 
 def binary_metrics(step_logits: Float[np.ndarray, " steps"], labels: Float[np.ndarray, " steps"]) -> dict[str, float]:
     """Accuracy at sigmoid(z) > 0.5; precision, recall and F1 of the *negative* class; AUROC.
@@ -63,19 +66,34 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Loss and binary metrics over all batches; None without any, or when stop() became true in between.
 
+    Metrics over all labelled steps come first, those over distinct ones under the same names after "distinct_". The
+    loss is that of training; with --label_weight=node it counts a step once a batch.
+
     Args:
       eval_step: (params, batch) -> (z, total, count), as from training.step.jit_eval_step.
       shardings: of a batch.
     """
     if not batches:
         return None
-    logits, labels, total, count = [], [], 0.0, 0.0
+    total = count = 0.0
+    every: list[tuple[np.ndarray, np.ndarray]] = []
+    once: list[tuple[np.ndarray, np.ndarray]] = []
     for batch in batches:
         if stop():
             return None
         z, batch_total, batch_count = eval_step(params, rules.put_batch(batch.packed, shardings))
-        known = ~np.isnan(batch.packed.labels)
-        logits.append(np.asarray(z)[known])
-        labels.append(batch.packed.labels[known])
+        every.append(_labelled(np.asarray(z), np.asarray(batch.packed.labels)))
+        if batch.distinct_labels is not None:
+            once.append(_labelled(np.asarray(z), batch.distinct_labels))
         total, count = total + float(batch_total), count + float(batch_count)
-    return {"loss": _ratio(total, count), **binary_metrics(np.concatenate(logits), np.concatenate(labels))}
+    metrics = {"loss": _ratio(total, count), **_metrics(every)}
+    return metrics | {f"{DISTINCT}{name}": value for name, value in _metrics(once).items()} if once else metrics
+
+
+def _labelled(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    known = ~np.isnan(labels)
+    return z[known], labels[known]
+
+
+def _metrics(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    return binary_metrics(np.concatenate([z for z, _ in parts]), np.concatenate([y for _, y in parts]))

@@ -20,6 +20,7 @@ from cfprm_jax.config import RunConfig
 from cfprm_jax.data.loader import Batch
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
+from cfprm_jax.run.evaluation import DISTINCT
 from cfprm_jax.run.metrics import EVALUATION, Log, Progress
 from cfprm_jax.sharding import rules
 from cfprm_jax.training.step import TrainState
@@ -141,11 +142,18 @@ def train(
 
 def describe(evaluation: Mapping[str, float]) -> str:
     """The figures of an evaluation in one line."""
+    once = ""
+    if f"{DISTINCT}auroc" in evaluation:
+        own = {name: evaluation[f"{DISTINCT}{name}"] for name in ("negative_f1", "auroc", "positives", "negatives")}
+        once = (
+            f"; distinct: negative F1 {own['negative_f1']:.4f}  AUROC {own['auroc']:.4f}  over {own['positives']:,.0f} "
+            f"and {own['negatives']:,.0f}"
+        )
     return (
         f"loss {evaluation['loss']:.4f}  step accuracy {evaluation['step_accuracy']:.4f}  "
         f"negative F1 {evaluation['negative_f1']:.4f} (precision {evaluation['negative_precision']:.4f}, "
         f"recall {evaluation['negative_recall']:.4f})  AUROC {evaluation['auroc']:.4f}  "
-        f"over {evaluation['positives']:,.0f} positive and {evaluation['negatives']:,.0f} negative steps"
+        f"over {evaluation['positives']:,.0f} positive and {evaluation['negatives']:,.0f} negative steps{once}"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cfprm_jax.config import GranularityConfig, LossConfig, PackingConfig
+from cfprm_jax.data.corpus_report import distinct_line
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig
@@ -37,6 +38,7 @@ def corpus(report: dict[str, Any]) -> Iterator[str]:
         line += "".join(f", {number:,} skipped: {why}" for why, number in counts["skipped"].items() if number)
         share = counts["tokens_expanded"] / max(counts["tokens_distinct"], 1)
         yield f"{line}; {counts['tokens_expanded']:,} tokens, {share:.1f} times the distinct ones"
+        yield f"C={granularity}: {distinct_line(counts)}"
 
 
 def steps(
@@ -49,6 +51,13 @@ def steps(
     order = ", ".join(map(str, granularity.stages))
     cut = f" (of {loader.num_steps:,}: --max_steps)" if num_steps < loader.num_steps else ""
     return (
-        f"{num_steps:,}{cut} of {packing.batch_size} trajectories, granularities {order} ({granularity.schedule}), "
-        f"loss {loss.loss}, packing {packing.packing} into at most {len(shapes)} shapes of rows: {named}{more}"
+        f"{num_steps:,}{cut} of {_size(packing, loader)}, granularities {order} ({granularity.schedule}), "
+        f"loss {loss.loss} by {loss.label_weight}, packing {packing.packing} into at most {len(shapes)} shapes of "
+        f"rows: {named}{more}"
     )
+
+
+def _size(packing: PackingConfig, loader: Loader) -> str:
+    if packing.batch_tokens:
+        return f"at most {packing.batch_tokens:,} computed tokens (up to {loader.trajectories:,} trajectories)"
+    return f"{packing.batch_size} trajectories"

@@ -61,7 +61,9 @@ class Watch:
         length = f"{packing.row_length}" if packing.row_length else "fitted to the data"
         less += [
             f"a larger --accumulation than {optimizer.accumulation}",
-            f"a smaller --batch_size than {packing.batch_size}",
+            f"a smaller --batch_tokens than {packing.batch_tokens}"
+            if packing.batch_tokens
+            else f"a smaller --batch_size than {packing.batch_size}",
             f"a shorter --row_length ({length})",
             f"or more devices with {_SPLIT}",
         ]

@@ -2,7 +2,9 @@
 
 The loss of a batch is total / count over the *global* batch, so neither the number of devices nor gradient accumulation
 changes it: every trajectory lies wholly in one row, a part of the rows therefore holds whole trajectories, and the
-count is known from the labels before anything is computed.
+count is known from the labels before anything is computed. A loss that reads several trajectories at once (Loss.joint)
+may need trajectories of several parts. There, with accumulation, a forward pass over all parts comes first, the loss
+and its gradient by every step logit are those of the whole batch, and the backward pass of each part starts from those.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from cfprm_jax.config import OptimizerConfig
+from cfprm_jax.data.distinct import DistinctSteps
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.losses import Loss
@@ -36,7 +39,7 @@ class TrainState(NamedTuple):
     step: Any  # int32 scalar, optimizer steps done
 
 
-def step_scores(forward: Forward, params: Any, batch: PackedBatch) -> Float[Array, "trajectories steps"]:
+def step_logits(forward: Forward, params: Any, batch: PackedBatch) -> Float[Array, "trajectories steps"]:
     """z at the marker of every step of every trajectory; what stands at padded steps has no meaning."""
     z = forward(params, batch.tokens, batch.positions, batch.subtree_end)
     return z.reshape(-1)[batch.step_positions]
@@ -54,11 +57,19 @@ def split_rows(batch: PackedBatch, parts: int) -> PackedBatch:
     def deal(x: Any) -> jax.Array:
         return x.reshape(rows // parts, parts, length).swapaxes(0, 1)
 
+    def keep(labels: Any) -> jax.Array:
+        return jnp.where(mine, labels, jnp.nan)
+
     row, column = jnp.divmod(batch.step_positions, length)
     mine = row % parts == jnp.arange(parts)[:, None, None]
     step_positions = jnp.broadcast_to(row // parts * length + column, mine.shape)
-    labels = jnp.where(mine, batch.labels, jnp.nan)
-    return PackedBatch(deal(batch.tokens), deal(batch.positions), deal(batch.subtree_end), step_positions, labels)
+    distinct = batch.distinct
+    if distinct is not None:
+        nodes = jnp.broadcast_to(distinct.nodes, mine.shape)
+        questions = jnp.broadcast_to(distinct.questions, (parts, *distinct.questions.shape))
+        distinct = DistinctSteps(nodes, keep(distinct.labels), questions)
+    rows_of_parts = (deal(batch.tokens), deal(batch.positions), deal(batch.subtree_end))
+    return PackedBatch(*rows_of_parts, step_positions, keep(batch.labels), distinct)
 
 
 def batch_sums(
@@ -75,6 +86,77 @@ def batch_sums(
     }
 
 
+Gradients = tuple[Float[Array, ""], dict[str, jax.Array], Any]
+"""Loss of the batch, its sums for metrics, gradients of the parameters."""
+
+
+def _objective(
+    forward: Forward, loss: Loss, whole: PackedBatch
+) -> Callable[..., tuple[jax.Array, dict[str, jax.Array]]]:
+    """(params, part of the whole batch) -> what the part adds to loss and sums."""
+    _, count = loss(jnp.zeros_like(whole.labels), jnp.asarray(whole.labels), whole.distinct)
+
+    def objective(params: Any, part: PackedBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        z, labels = step_logits(forward, params, part), jnp.asarray(part.labels)
+        total, _ = loss(z, labels, part.distinct)
+        return total / jnp.maximum(count, 1.0), batch_sums(z, loss.labels(labels, part.distinct))
+
+    return objective
+
+
+def _whole_gradients(state: TrainState, batch: PackedBatch, forward: Forward, loss: Loss) -> Gradients:
+    """All rows at once."""
+    (value, sums), grads = jax.value_and_grad(_objective(forward, loss, batch), has_aux=True)(state.params, batch)
+    return value, sums, grads
+
+
+def _summed_gradients(state: TrainState, batch: PackedBatch, forward: Forward, loss: Loss, parts: int) -> Gradients:
+    """One part of the rows after another, whose losses add up."""
+    value_and_grad = jax.value_and_grad(_objective(forward, loss, batch), has_aux=True)
+
+    def add(carry: Any, numbered: tuple[jax.Array, PackedBatch]) -> tuple[Any, None]:
+        (values, grads), (number, part) = carry, numbered
+        new_values, new_grads = value_and_grad(state.params, part)
+        grads = optimizer.add_gradients(grads, new_grads, state.step * parts + number)
+        return (jax.tree.map(jnp.add, values, new_values), grads), None
+
+    split = split_rows(batch, parts)
+    shapes = jax.eval_shape(value_and_grad, state.params, jax.tree.map(lambda x: x[0], split))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    ((value, sums), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(parts), split))
+    return value, sums, grads
+
+
+def _joint_gradients(state: TrainState, batch: PackedBatch, forward: Forward, loss: Loss, parts: int) -> Gradients:
+    """One part of the rows after another, for a loss of all step logits together: forward, and forward and backward."""
+    split, labels = split_rows(batch, parts), jnp.asarray(batch.labels)
+    part_of_step = batch.step_positions // batch.tokens.shape[1] % parts
+
+    def read(z: jax.Array, numbered: tuple[jax.Array, PackedBatch]) -> tuple[jax.Array, None]:
+        number, part = numbered
+        return jnp.where(part_of_step == number, step_logits(forward, state.params, part), z), None
+
+    numbered = (jnp.arange(parts), split)
+    z, _ = jax.lax.scan(read, jnp.zeros(labels.shape, jnp.float32), numbered)
+
+    def objective(z: jax.Array) -> jax.Array:
+        total, count = loss(z, labels, batch.distinct)
+        return total / jnp.maximum(count, 1.0)
+
+    value, slopes = jax.value_and_grad(objective)(z)
+
+    def pulled(params: Any, number: jax.Array, part: PackedBatch) -> jax.Array:
+        return jnp.sum(jnp.where(part_of_step == number, slopes * step_logits(forward, params, part), 0.0))
+
+    def add(grads: Any, numbered: tuple[jax.Array, PackedBatch]) -> tuple[Any, None]:
+        number, part = numbered
+        new_grads = jax.grad(pulled)(state.params, number, part)
+        return optimizer.add_gradients(grads, new_grads, state.step * parts + number), None
+
+    grads, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), numbered)
+    return value, batch_sums(z, loss.labels(labels, batch.distinct)), grads
+
+
 def train_step(
     state: TrainState,
     batch: PackedBatch,
@@ -85,31 +167,14 @@ def train_step(
     tx: Optimizer,
     schedule: Schedule,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-    """One optimizer step. Metrics are float32 scalars; a mean over nothing is NaN."""
-    labels = jnp.asarray(batch.labels)
-    _, count = loss(jnp.zeros_like(labels), labels)
-
-    def objective(params: Any, part: PackedBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        z = step_scores(forward, params, part)
-        labels = jnp.asarray(part.labels)
-        total, _ = loss(z, labels)
-        return total / jnp.maximum(count, 1.0), batch_sums(z, labels)
-
-    value_and_grad = jax.value_and_grad(objective, has_aux=True)
+    """One optimizer step. Metrics are float32 scalars, over the labels that count; a mean over nothing is NaN."""
     if config.accumulation == 1:
-        (value, sums), grads = value_and_grad(state.params, batch)
+        value, sums, grads = _whole_gradients(state, batch, forward, loss)
+    elif loss.joint:
+        value, sums, grads = _joint_gradients(state, batch, forward, loss, config.accumulation)
     else:
-
-        def add(carry: Any, numbered: tuple[jax.Array, PackedBatch]) -> tuple[Any, None]:
-            (values, grads), (number, part) = carry, numbered
-            new_values, new_grads = value_and_grad(state.params, part)
-            grads = optimizer.add_gradients(grads, new_grads, state.step * config.accumulation + number)
-            return (jax.tree.map(jnp.add, values, new_values), grads), None
-
-        parts = split_rows(batch, config.accumulation)
-        shapes = jax.eval_shape(value_and_grad, state.params, jax.tree.map(lambda x: x[0], parts))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        ((value, sums), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(config.accumulation), parts))
+        value, sums, grads = _summed_gradients(state, batch, forward, loss, config.accumulation)
+    _, count = loss(jnp.zeros_like(batch.labels), jnp.asarray(batch.labels), batch.distinct)
 
     grad_norm = optimizer.global_norm(grads)
     scale = optimizer.clip_scale(grad_norm, config.max_grad_norm)
@@ -188,8 +253,8 @@ def jit_eval_step(
     with_frozen = () if frozen_shardings is None else (frozen_shardings,)
 
     def step(params: Any, batch: PackedBatch, *frozen: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        z = step_scores(forward, (*frozen, params) if frozen else params, batch)
-        return z, *loss(z, jnp.asarray(batch.labels))
+        z = step_logits(forward, (*frozen, params) if frozen else params, batch)
+        return z, *loss(z, jnp.asarray(batch.labels), batch.distinct)
 
     return jax.jit(
         step,

@@ -54,6 +54,23 @@ def never(*args, **kwargs):
     raise AssertionError("built again")
 
 
+def test_labels_that_are_there_twice_are_counted_once(opened):
+    """The first step of question a is one step of two solutions; at two steps a window nothing is."""
+    found = {g: opened().report["granularities"][g] for g in ("1", "2")}
+    names = ("labelled_steps", "negative_steps", "distinct_labelled_steps", "distinct_negative_steps")
+    assert [found["1"][name] for name in names] == [9, 4, 8, 4]
+    assert [found["2"][name] for name in names] == [4, 2, 4, 2]
+    assert found["1"]["conflicting_steps"] == found["2"]["conflicting_steps"] == 0
+
+
+def test_records_of_one_question_have_one_number(opened):
+    corpus = opened()
+    assert [corpus[1].question(i) for i in range(5)] == [corpus[2].question(0)] * 2 + [corpus[2].question(1)] * 2 + [
+        corpus[1].question(4)
+    ]
+    assert len({corpus[1].question(i) for i in range(5)}) == 3
+
+
 def test_it_holds_what_the_encoder_gives(opened, data, tokenizer):
     corpus = opened()
     encoder = Encoder(tokenizer, ENCODING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import cfprm_jax.data.corpus_report as corpus_report
 from cfprm_jax.config import EncodingConfig
 from cfprm_jax.data import Trajectory, read
-from cfprm_jax.data.corpus_report import LabelCounts, TokenCounts, distinct_prefix_tokens, unlimited
+from cfprm_jax.data.corpus_report import DistinctCounts, LabelCounts, TokenCounts, distinct_prefix_tokens, unlimited
 
 
 class Characters:
@@ -49,6 +50,48 @@ def test_labels_by_class() -> None:
         "steps": 5,
         "labels": {"positive": 1, "negative": 1, "soft": 2, "unlabelled": 1},
     }
+
+
+def distinct_counts(trajectories) -> dict:
+    counts = DistinctCounts()
+    for trajectory in trajectories:
+        counts.add(trajectory)
+    return counts.as_dict()
+
+
+@given(st.data(), st.sampled_from([1, 3, 1 << 20]))
+def test_distinct_steps_are_those_of_the_prefixes(data: st.DataObject, waiting: int) -> None:
+    """By dictionaries of whole texts, however often what waits is joined with what was found."""
+    text, label = st.sampled_from(["a", "b", "ab"]), st.sampled_from([0.0, 1.0, 0.5, 0.7, None])
+    made, seen = [], collections.defaultdict(list)
+    for _ in range(data.draw(st.integers(0, 8))):
+        question, steps = data.draw(st.sampled_from(["q", "qa"])), data.draw(st.lists(text, min_size=1, max_size=4))
+        labels = data.draw(st.lists(label, min_size=len(steps), max_size=len(steps)))
+        made.append(Trajectory(question, tuple(steps), labels, f"f:{len(made) // 3}"))
+        for end, value in enumerate(labels, 1):
+            if value is not None:
+                seen[question, tuple(steps[:end])].append(float(np.float32(value)))
+    before, corpus_report._KEYS = corpus_report._KEYS, waiting
+    try:
+        found = distinct_counts(made)
+    finally:
+        corpus_report._KEYS = before
+    assert found == {
+        "labelled_steps": sum(map(len, seen.values())),
+        "negative_steps": sum(value <= 0.5 for values in seen.values() for value in values),
+        "distinct_labelled_steps": len(seen),
+        "distinct_negative_steps": sum(np.mean(values) <= 0.5 for values in seen.values()),
+        "conflicting_steps": sum(min(values) < max(values) for values in seen.values()),
+    }
+
+
+def test_distinct_steps_of_prm800k(shared: pathlib.Path) -> None:
+    """Each label of the expanded corpus, and each once. 26 steps have labels that differ."""
+    names = ("labelled", "negative", "distinct_labelled", "distinct_negative")
+    expected = {"phase1_train": (622_860, 19_656, 44_947, 16_881, 26), "phase1_test": (53_734, 1_970, 4_825, 1_698, 0)}
+    for part, numbers in expected.items():
+        found = distinct_counts(read(shared / "data" / "prm800k" / f"{part}.jsonl"))
+        assert (*(found[f"{name}_steps"] for name in names), found["conflicting_steps"]) == numbers
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))

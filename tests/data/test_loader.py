@@ -217,6 +217,35 @@ class TestBatches:
             assert all(same(a, b) for a, b in zip(rest, straight[stop:], strict=True))
 
 
+class TestDistinctSteps:
+    @pytest.mark.parametrize("packing", PACKINGS)
+    def test_first_occurrences_are_those_of_the_texts(self, corpus, packing):
+        """By the tokens up to each marker, one dictionary a batch."""
+        run, order = loader(corpus, packing), plan(corpus, packing)
+        for step in range(run.num_steps):
+            distinct, steps = run.batch(step).packed.distinct, corpus.max_steps
+            first = {}
+            for row, (g, i) in enumerate(order.batch(step)[1]):
+                one = corpus[g][i]
+                for t, position in enumerate(one.step_positions):
+                    place = first.setdefault(one.tokens[: position + 1].tobytes(), row * steps + t)
+                    assert distinct.nodes[row, t] == place
+                    assert np.isnan(distinct.labels[row, t]) == (place != row * steps + t)
+                questions = [corpus[h].question(j) for h, j in order.batch(step)[1]]
+                assert distinct.questions[row] == questions.index(questions[row])
+
+    def test_held_out_steps_count_once_over_all_batches(self, corpus):
+        batches = evaluation_batches(corpus, PackingConfig(batch_size=16), ENCODING)
+        labels = np.concatenate([batch.distinct_labels for batch in batches])
+        seen = {}
+        for i in range(len(corpus[1])):
+            one = corpus[1][i]
+            for t, position in enumerate(one.step_positions):
+                seen.setdefault(one.tokens[: position + 1].tobytes(), (i, t, float(one.labels[t])))
+        assert (~np.isnan(labels)).sum() == len(seen)
+        assert all(labels[i, t] == label for i, t, label in seen.values())
+
+
 class TestFingerprint:
     def test_the_same_run_has_no_difference(self, corpus):
         saved = json.loads(json.dumps(loader(corpus).fingerprint))

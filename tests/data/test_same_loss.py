@@ -47,7 +47,7 @@ def corpus(tmp_path_factory, make_rows, tokenizer):
 @jax.jit
 def sums(params, batch):
     """(total, count) of every loss."""
-    z = step.step_scores(functools.partial(prm.apply, CONFIG), params, batch)
+    z = step.step_logits(functools.partial(prm.apply, CONFIG), params, batch)
     labels = jnp.asarray(batch.labels)
     return jnp.array([losses.bce(z, labels), losses.mse(z, labels), losses.q_ranking(z, labels)])
 

@@ -54,7 +54,7 @@ def test_over_batches(setup, batch) -> None:
     evaluate = step.jit_eval_step(s.forward, s.loss, s.param_shardings, s.mesh)
     batches = [Batch(host, 1, 0, 0, (), 16, 1, 1) for host in hosts]
     metrics = evaluation.evaluate(evaluate, batches, s.batch_shardings, state.params)
-    z = [np.asarray(jax.jit(lambda p, b: step.step_scores(s.forward, p, b))(state.params, s.put(h))) for h in hosts]
+    z = [np.asarray(jax.jit(lambda p, b: step.step_logits(s.forward, p, b))(state.params, s.put(h))) for h in hosts]
     z, labels = np.concatenate(z).astype(np.float64), np.concatenate([h.labels for h in hosts])
     known = ~np.isnan(labels)
     z, labels = z[known], labels[known]
@@ -64,3 +64,19 @@ def test_over_batches(setup, batch) -> None:
     assert metrics["positives"] + metrics["negatives"] == known.sum()
     assert evaluation.evaluate(evaluate, [], s.batch_shardings, state.params) is None
     assert evaluation.evaluate(evaluate, batches, s.batch_shardings, state.params, lambda: True) is None
+
+
+def test_distinct_steps_beside_all(setup, batch) -> None:
+    """Their metrics are of the labels that stand at first occurrences."""
+    s = setup()
+    state, host = s.init(), batch(seed=1)
+    evaluate = step.jit_eval_step(s.forward, s.loss, s.param_shardings, s.mesh)
+    once = np.where(np.arange(host.labels.size).reshape(host.labels.shape) % 3 == 0, host.labels, np.nan)
+    metrics = evaluation.evaluate(evaluate, [Batch(host, 1, 0, 0, (), 16, 1, 1, once)], s.batch_shardings, state.params)
+    assert metrics is not None
+    z = np.asarray(jax.jit(lambda p, b: step.step_logits(s.forward, p, b))(state.params, s.put(host)))
+    for prefix, labels in (("", host.labels), ("distinct_", once)):
+        known = ~np.isnan(labels)
+        expected = evaluation.binary_metrics(z[known], labels[known])
+        assert {name: metrics[f"{prefix}{name}"] for name in expected} == pytest.approx(expected, nan_ok=True)
+    assert metrics["distinct_positives"] < metrics["positives"]

@@ -76,7 +76,7 @@ def compute(mesh: Mesh, attention: str) -> tuple[np.ndarray, dict[str, np.ndarra
     placed, rows = rules.param_shardings(mesh, specs(config)), rules.batch_shardings(mesh)
 
     def objective(params: Any, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
-        z = step.step_scores(forward, lora.combine(params["full"], params["adapters"], LORA.scale), batch)
+        z = step.step_logits(forward, lora.combine(params["full"], params["adapters"], LORA.scale), batch)
         total, count = loss(z, jnp.asarray(batch.labels))
         return total / count, z
 

@@ -184,7 +184,7 @@ class Trained:
         loss = losses.loss_function(LossConfig(loss="bce"))
 
         def objective(params, data):
-            total, count = loss(step.step_scores(functools.partial(prm.apply, net), params, data), data.labels)
+            total, count = loss(step.step_logits(functools.partial(prm.apply, net), params, data), data.labels)
             return total / jnp.maximum(count, 1)
 
         # As published weights are.

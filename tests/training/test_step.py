@@ -49,7 +49,7 @@ def test_equals_optax_adamw(setup, batch) -> None:
 def test_metrics_are_those_of_the_scores(setup, batch) -> None:
     s = setup(loss="mse")
     state, host = s.init(), batch(seed=4)
-    z = np.asarray(jax.jit(lambda p, b: step.step_scores(s.forward, p, b))(state.params, s.put(host)), np.float64)
+    z = np.asarray(jax.jit(lambda p, b: step.step_logits(s.forward, p, b))(state.params, s.put(host)), np.float64)
     _, metrics = s.step(state, s.put(host))
     labels, score = host.labels, 1 / (1 + np.exp(-z))
     known = ~np.isnan(labels)
