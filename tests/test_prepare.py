@@ -81,7 +81,12 @@ def test_report(tmp_path: pathlib.Path) -> None:
     assert report["left_out"]["PRM800K completions without a rating, not chosen"] == 2
     assert list(report["granularities"]) == ["2", "1"]
     fine, coarse = report["granularities"]["1"], report["granularities"]["2"]
-    assert fine == {k: report[k] for k in ("trajectories", "steps", "labels")} | {"skipped": {}, "tokens": None}
+    once = {"labelled_steps": 27, "negative_steps": 9, "distinct_labelled_steps": 19, "distinct_negative_steps": 7}
+    assert fine == {k: report[k] for k in ("trajectories", "steps", "labels")} | once | {
+        "conflicting_steps": 1,
+        "skipped": {},
+        "tokens": None,
+    }
     assert coarse["skipped"] == {"one step only: no coarse sample": 10}
     assert coarse["trajectories"] == 8
     assert coarse["steps"] == 11
