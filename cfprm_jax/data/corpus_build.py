@@ -192,7 +192,10 @@ def _read(paths: Paths, read: ReadConfig, report: ReadReport) -> Iterator[Trajec
 def _records(trajectories: Iterator[Trajectory]) -> Iterator[list[Trajectory]]:
     record: list[Trajectory] = []
     for trajectory in trajectories:
-        if record and (record[0].source != trajectory.source or len(record) >= _LARGEST_RECORD):
+        if record and (
+            (record[0].source, record[0].question) != (trajectory.source, trajectory.question)
+            or len(record) >= _LARGEST_RECORD
+        ):
             yield record
             record = []
         record.append(trajectory)

@@ -71,6 +71,13 @@ def test_records_of_one_question_have_one_number(opened):
     assert len({corpus[1].question(i) for i in range(5)}) == 3
 
 
+def test_a_source_of_two_questions_is_two_records(opened, make_rows, tmp_path):
+    rows = [{"prompt": q, "completions": ["x", "y"], "labels": [1, 0], "source": "s"} for q in ("a", "a", "b")]
+    corpus = opened(make_rows(tmp_path / "two.jsonl", rows))
+    assert corpus[1].record_starts.tolist() == [0, 2, 3]
+    assert corpus[1].question(0) == corpus[1].question(1) != corpus[1].question(2)
+
+
 def test_it_holds_what_the_encoder_gives(opened, data, tokenizer):
     corpus = opened()
     encoder = Encoder(tokenizer, ENCODING)
