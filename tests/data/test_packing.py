@@ -164,7 +164,7 @@ def test_a_record_in_exact_arrays():
     nan = np.nan
     expected = [[1, 0.5, nan], [0.25, nan, nan], [1, 0, nan], [1, 1, nan], [nan, nan, nan]]
     np.testing.assert_array_equal(batch.labels, np.array(expected, np.float32))
-    assert [array.dtype for array in batch] == ["int32"] * 4 + ["float32"]
+    assert [array.dtype for array in batch[:5]] == ["int32"] * 4 + ["float32"]
 
 
 def test_a_sequence_alone_is_the_causal_case():
