@@ -23,6 +23,7 @@ from common import seconds_of, select_devices, take_turns, write_json
 from cfprm_jax import flags
 from cfprm_jax.config import Options, option
 from cfprm_jax.models.attention import attention
+from cfprm_jax.runtime import config_files
 
 _BRANCH = 32
 
@@ -162,7 +163,7 @@ def main(config: BenchConfig) -> int:
             rows.append(row)
     if config.plot:
         draw(rows, config.plot)
-    write_json(config.output, devices=found, config=flags.as_dict(config), rows=rows)
+    write_json(config.output, devices=found, config=config_files.as_dict(config), rows=rows)
     return 0
 
 

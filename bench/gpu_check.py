@@ -37,8 +37,11 @@ if __name__ == "__main__" and _MISSING:
 if importlib.util.find_spec("cfprm_jax") is None:  # a clone that is not installed
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from gpu_options import CheckConfig
+
 from cfprm_jax import flags
-from cfprm_jax.config import ATTENTIONS, Options, option
+from cfprm_jax.config import ATTENTIONS
+from cfprm_jax.runtime import config_files
 
 GIB = 1 << 30
 # What auto takes on a GPU first.
@@ -49,26 +52,6 @@ LIMITS = {"parity": 75.0, "shape": 120.0, "determinism": 45.0, "attention": 60.0
 _LEAST = 10.0
 # Why a part may have no result, or not all of it.
 REASONS = ("failed", "cut", "left_out")
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckConfig(Options):
-    """Check and measure one accelerator."""
-
-    platform: str = option("auto", "Accelerator; auto is JAX's own choice.", choices=("auto", "cpu", "gpu", "tpu"))
-    shapes: tuple[str, ...] = option(
-        ("7B", "1.5B", "0.5B"), "Qwen2.5 sizes that are measured; tiny makes everything else small too.", kind="list"
-    )
-    rows: int = option(8, "Rows of a batch.", lower=1)
-    length: int = option(2048, "Tokens of a row.", lower=64)
-    steps: int = option(8, "Steps that are timed, after two that are not.", lower=1)
-    optimizer: str = option("adamw_compact", "Optimizer of the training steps.", choices=("adamw", "adamw_compact"))
-    budget: float = option(460.0, "Seconds for everything.", lower=0.0)
-    part_limit: float = option(0.0, "Most seconds of a part; 0 is each part's own.", lower=0.0)
-    output: str = option("", "JSON file for the figures.")
-    part: str = option("", "Run this part alone, in this process and without a limit.")
-    deterministic: bool = option(False, "For --part=determinism: compiled as train --deterministic does.")
-    scratch: str = option("", "Directory in which parts leave the CPU's results for each other; empty is none.")
 
 
 class Clock:
@@ -96,7 +79,7 @@ def main(config: CheckConfig) -> int:
     figures: dict[str, Any] = {
         "command": sys.argv,
         "python": platform.python_version(),
-        "config": flags.as_dict(config),
+        "config": config_files.as_dict(config),
         "parts": {},
     }
     parts = order(config.shapes)
@@ -135,7 +118,7 @@ def run_part(config: CheckConfig, part: str, limit: float | None, **changes: Any
     own = dataclasses.replace(config, part=part, output="", **changes)
     # A group of its own, so that what it starts (XLA's assembler) ends with it.
     process = subprocess.Popen(
-        [sys.executable, __file__, *flags.as_flags(own)],
+        [sys.executable, __file__, *config_files.as_flags(own)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,11 +14,12 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gpu_options import CheckConfig
 
 from cfprm_jax import losses
 from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
@@ -32,9 +33,6 @@ from cfprm_jax.sharding import rules
 from cfprm_jax.training import flops, program, step
 from cfprm_jax.training.program import Program
 from cfprm_jax.training.step import TrainState
-
-if TYPE_CHECKING:
-    from gpu_check import CheckConfig
 
 Say = Callable[[dict[str, Any]], None]
 """Takes down what a part knows so far; the last word counts."""

@@ -34,6 +34,7 @@ from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
 from cfprm_jax.planning.accelerators import ACCELERATORS
+from cfprm_jax.runtime import config_files
 
 SWEEPS = ("trajectories", "steps", "length", "granularities", "devices", "corpus")
 # Of the made solutions: tokens of a question, tokens of a step, and solutions of a record.
@@ -254,7 +255,7 @@ def main(config: BenchConfig) -> int:
     if config.plot:
         draw(curves, config.plot)
     rows = [{**dataclasses.asdict(curve), **curve.law()} for curve in curves]
-    write_json(config.output, devices=found, config=flags.as_dict(config), curves=rows)
+    write_json(config.output, devices=found, config=config_files.as_dict(config), curves=rows)
     return 0
 
 

@@ -21,7 +21,7 @@ import time
 import jax
 import numpy as np
 
-from cfprm_jax.checkpoints import saving as checkpoint
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.run.metrics import MEASURED
 
 # The others of a run end by themselves when one is killed, within a heartbeat's time-out and what it takes to end.
@@ -110,7 +110,7 @@ def main() -> int:
         print(f"{number + 1}/{options.kills}: {what}", flush=True)
     finish(start(options.flags, killed, True, options.processes))
     losses_equal = rows(straight) == rows(killed)
-    a, b = (checkpoint.load_for_inference(run, "float32").params for run in (straight, killed))
+    a, b = (loaded_prm.load_for_inference(run, "float32").params for run in (straight, killed))
     params_equal = all(jax.tree.leaves(jax.tree.map(lambda x, y: np.array_equal(x, y), a, b)))
     print(f"{total} lines of metrics equal: {losses_equal}; parameters bit-equal: {params_equal}")
     return 0 if losses_equal and params_equal else 1

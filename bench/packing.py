@@ -33,6 +33,7 @@ from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.partition import shared_forest
+from cfprm_jax.runtime import config_files
 
 COLUMNS = {
     "granularity": "C",
@@ -135,7 +136,7 @@ def main(config: BenchConfig) -> int:
                     options = PackingConfig(packing, config.row_length, batch_size=int(size), record_chunk=0)
                     figures.append(measure(corpus, granularity, options, config))
                     print(" ".join(f"{figures[-1][name]:>10}" for name in COLUMNS), flush=True)
-    write_json(config.output, "grain", config=flags.as_dict(config), report=corpus.report, rows=figures)
+    write_json(config.output, "grain", config=config_files.as_dict(config), report=corpus.report, rows=figures)
     return 0
 
 

@@ -43,6 +43,7 @@ from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.models import embedding, parameters, prm
 from cfprm_jax.models.attention import attention
 from cfprm_jax.run.metrics import MetricLog, Progress
+from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import optimizer, step
 from cfprm_jax.training.flops import train_flops, visible_pairs
@@ -275,7 +276,7 @@ def main(config: ProfileConfig) -> int:
         config.shape.output,
         "flax",
         devices=devices,
-        config=flags.as_dict(config),
+        config=config_files.as_dict(config),
         peaks={**peaks, "bytes_per_second": copied},
         batch={"shape": [rows, length], "tokens": tokens, "expanded": chosen.tokens_expanded},
         step=step_figures,

@@ -42,6 +42,7 @@ from cfprm_jax.data.encoding import Encoded, load_tokenizer
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import fit_shapes
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program, step
 
@@ -165,7 +166,7 @@ def main(config: BenchConfig) -> int:
     write_json(
         config.output,
         devices=jax.devices(),
-        config=flags.as_dict(config),
+        config=config_files.as_dict(config),
         batches=len(batches),
         compile_seconds=round(compiled, 1),
         rows=table,

@@ -57,7 +57,7 @@ from cfprm_jax.huggingface import loading
 from cfprm_jax.models import prm
 from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.runtime import caches
+from cfprm_jax.runtime import caches, config_files
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program, step
 from cfprm_jax.training.flops import peak_flops, train_flops, visible_pairs
@@ -350,7 +350,7 @@ def main(config: BenchConfig) -> int:
             del model
             Model.program.cache_clear()
             gc.collect()
-    write_json(config.output, devices=found, config=flags.as_dict(config), results=results)
+    write_json(config.output, devices=found, config=config_files.as_dict(config), results=results)
     return 0
 
 

@@ -38,8 +38,9 @@ from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import output_paths, session
+from cfprm_jax.runtime import config_files, output_paths
 from cfprm_jax.runtime.progress import duration
+from cfprm_jax.sharding import session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +112,11 @@ def main(config: ExperimentConfig) -> int:
     output_paths.require_directory(f"--output_dir={directory}", directory)
     with session.opened(config.device, say) as opened:
         say(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
-        flags.write_config(config, directory)
+        config_files.write_config(config, directory)
         runner = Runner(materials, opened.mesh, say)
         done = runner.run(grid)
         tests = {level: runner.tests(level) for level in dict.fromkeys(cell.level for cell in grid)}
-    text = report.write(directory, done, tests, config.subsets, flags.as_dict(config))
+    text = report.write(directory, done, tests, config.subsets, config_files.as_dict(config))
     say(f"\n{text}")
     say(f"done        {len(grid)} cells in {duration(time.monotonic() - started)}")
     say(f"results     {directory}: {', '.join(report.FILES)}")

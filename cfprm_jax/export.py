@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from cfprm_jax import flags
 from cfprm_jax.config import Options, option
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import config_files
 from cfprm_jax.runtime.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from cfprm_jax.checkpoints.saving import LoadedAdapters, LoadedPRM
     from cfprm_jax.huggingface.export import ExportReport
+    from cfprm_jax.inference.loaded import LoadedAdapters, LoadedPRM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +83,10 @@ def main(config: ExportConfig) -> None:
 
 
 def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
-    from cfprm_jax.checkpoints.saving import load_for_inference, locate
+    from cfprm_jax.checkpoints.model_files import GENERATION, MODEL
+    from cfprm_jax.checkpoints.saving import locate
     from cfprm_jax.huggingface.export import check_export, export
-    from cfprm_jax.run.directory import GENERATION, MODEL
+    from cfprm_jax.inference.loaded import load_for_inference
 
     # The checkpoint's own float32, so that the type that is asked for is rounded to once.
     loaded = load_for_inference(config.checkpoint, dtype="float32", say=_say_of_checkpoint)
@@ -108,8 +110,8 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
 
 
 def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
-    from cfprm_jax.checkpoints.saving import load_adapters
     from cfprm_jax.huggingface.peft import export_adapters
+    from cfprm_jax.inference.loaded import load_adapters
 
     loaded = load_adapters(config.checkpoint, say=_say_of_checkpoint)
     _say_of_checkpoint(str(_checkpoint(config, loaded.step)))
@@ -133,8 +135,8 @@ def _say_of_checkpoint(line: str) -> None:
 
 def _checkpoint(config: ExportConfig, step: int) -> pathlib.Path:
     """The one that was loaded, which is not the newest where that is damaged."""
+    from cfprm_jax.checkpoints.retention import CHECKPOINTS
     from cfprm_jax.checkpoints.saving import locate
-    from cfprm_jax.run.directory import CHECKPOINTS
 
     return locate(config.checkpoint)[0] / CHECKPOINTS / str(step)
 
@@ -142,7 +144,7 @@ def _checkpoint(config: ExportConfig, step: int) -> pathlib.Path:
 def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) -> dict[str, str]:
     """The model card, and the flags of this export."""
     from cfprm_jax.data.encoding import marker_id
-    from cfprm_jax.huggingface import model_card
+    from cfprm_jax.run import model_card
 
     card = model_card.render(
         pathlib.Path(config.output_dir).resolve().name,
@@ -153,11 +155,11 @@ def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) 
         model_card.read_training(_checkpoint(config, step)),
         _base_model(config, loaded, step),
     )
-    return {"README.md": card, "export.flags": flags.flag_file(config)}
+    return {"README.md": card, "export.flags": config_files.flag_file(config)}
 
 
 def _base_model(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) -> str:
-    from cfprm_jax.huggingface import model_card
+    from cfprm_jax.run import model_card
 
     options = model_card.read_training(_checkpoint(config, step)).options
     return config.base_model or model_card.hub_name(options.get("model", ""), loaded.config.backbone.to_hf())

@@ -20,12 +20,12 @@ from cfprm_jax.config import Options, option
 from cfprm_jax.data import row_shapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
-from cfprm_jax.huggingface.json_files import read_object
+from cfprm_jax.model_directory.json_files import read_object
 from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import ahead, remedies, shapes, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import atomic, output_paths
+from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.regular_files import check_output
 from cfprm_jax.training import flops
 
@@ -265,7 +265,7 @@ def as_json(
         "environment": {name: os.environ[name] for name in _COMPILER_ENVIRONMENT if name in os.environ},
         "flops_per_token": compiled.model_flops / compiled.tokens,
         "would_fit": [dataclasses.asdict(remedy) for remedy in found],
-        "config": flags.as_dict(config),
+        "config": config_files.as_dict(config),
     }
 
 

@@ -40,7 +40,7 @@ from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
-from cfprm_jax.runtime import atomic, output_paths
+from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.runtime.regular_files import check_output
 
@@ -160,7 +160,7 @@ def main(config: PrepareConfig) -> int:
     report, report_path = _report(config, passes), pathlib.Path(files.report or f"{base}.report.json")
     report_path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_json(report_path, report)
-    atomic.write_text(f"{base}.flags", flags.flag_file(config))
+    atomic.write_text(f"{base}.flags", config_files.flag_file(config))
     print(_summary(report))
     if config.read.max_bad_rows:
         formats.write_bad_rows(f"{base}.bad_rows.jsonl", passes[0].reading.bad_rows)
@@ -173,7 +173,7 @@ def _report(config: PrepareConfig, passes: list[_Pass]) -> dict[str, Any]:
     """The JSON report. Every pass reads the same; what came in is taken from the first."""
     first = passes[0]
     return {
-        "config": flags.as_dict(config),
+        "config": config_files.as_dict(config),
         "files": first.reading.files,
         "rows": first.reading.rows,
         **first.read.as_dict(),

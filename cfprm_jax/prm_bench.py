@@ -27,7 +27,7 @@ from cfprm_jax.evaluation import diagnostics, prm_bench, reason_eval
 from cfprm_jax.evaluation.case_scores import CaseScores, ScoreTable, read_scores, row_of
 from cfprm_jax.evaluation.prm_bench_lines import LINES, POOLED, Settings
 from cfprm_jax.report import prm_bench as report
-from cfprm_jax.runtime import atomic, output_paths
+from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 
 SCORES, RESULTS, TABLE, LATEX, PAGE = "scores.jsonl", "results.json", "table.md", "table.tex", "report.html"
@@ -138,7 +138,7 @@ def main(config: PRMBenchConfig) -> int:
             table = read_scores(partial / SCORES, found.cases)
         outcome = evaluate(found, table, config, second, excluded)
         shown, left_out = _shown(found.cases, table, config.report_cases)
-        flags.write_config(config, partial)
+        config_files.write_config(config, partial)
         atomic.write_json(partial / RESULTS, outcome, indent=1)
         atomic.write_text(partial / TABLE, report.document(outcome))
         atomic.write_text(partial / LATEX, report.latex(outcome))
@@ -161,7 +161,7 @@ def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str,
     from cfprm_jax.inference.load import encoding_of, limited, open_prm
     from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
     from cfprm_jax.inference.scorer import Scorer
-    from cfprm_jax.runtime import session
+    from cfprm_jax.sharding import session
 
     def rows() -> Iterator[SourcedRow]:
         for case in cases:
@@ -218,7 +218,7 @@ def evaluate(
     beyond = [case for case in counted if case.beyond]
     comparison = [] if second is None else prm_bench.compare(published, table.scores, second.scores, settings)
     return {
-        "config": flags.as_dict(config),
+        "config": config_files.as_dict(config),
         "systems": [config.name] + ([config.name2] if second is not None else []),
         "counts": {
             "cases": len(counted),

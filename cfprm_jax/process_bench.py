@@ -25,7 +25,7 @@ from cfprm_jax.evaluation import diagnostics
 from cfprm_jax.evaluation.first_error import NO_ERROR, Accuracies, Labelled, accuracies, predict, tune
 from cfprm_jax.report import diagnostics as diagnostics_report
 from cfprm_jax.report.tables import markdown
-from cfprm_jax.runtime import atomic, output_paths
+from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def write(
 ) -> None:
     """Write the directory of results, all of it or nothing."""
     with atomic.new_directory(directory) as partial:
-        flags.write_config(config, partial)
+        config_files.write_config(config, partial)
         atomic.write_json(partial / RESULTS, outcome, indent=1)
         atomic.write_text(partial / TABLE, text)
         with atomic.writing(partial / PREDICTIONS) as file:
@@ -179,7 +179,7 @@ def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
 def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> str:
     """Give every row "step_scores" and "step_logits", null for one that is too long; the name of the PRM's encoding."""
     # JAX is for this only: scored rows are evaluated without it.
-    from cfprm_jax.runtime import session
+    from cfprm_jax.sharding import session
 
     with session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh):
         return _score(found, config, mesh)
@@ -238,7 +238,7 @@ def evaluate(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> dic
     measured = {name: accuracies(solutions, threshold) for name, solutions in subsets.items()}
     others = {name: found for name, found in measured.items() if name != config.tune_on}
     return {
-        "config": flags.as_dict(config),
+        "config": config_files.as_dict(config),
         "threshold": threshold,
         "tuned_on": config.tune_on or None,
         "subsets": {name: dataclasses.asdict(found) for name, found in measured.items()},

@@ -11,9 +11,6 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Sequence
-
-import numpy as np
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
@@ -22,19 +19,19 @@ from cfprm_jax.config import (
     MOST_TOKENS,
     SYSTEM_PROMPT,
     DeviceConfig,
-    EncodingConfig,
     Options,
     option,
 )
-from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.formats.files import expand
-from cfprm_jax.data.question_files import QuestionRow, read_question_files
+from cfprm_jax.data.question_files import read_question_files
 from cfprm_jax.errors import UserError
-from cfprm_jax.inference.policy import Policy, open_policy
+from cfprm_jax.inference.candidates import candidates_row, encode_prompts
+from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.row_file import RESUMES, open_rows
-from cfprm_jax.inference.sampler import Generated, Prompt, Sampler, Sampling
-from cfprm_jax.runtime import devices, digests, output_paths, session
+from cfprm_jax.inference.sampler import Sampler, Sampling
+from cfprm_jax.runtime import config_files, devices, digests, output_paths
 from cfprm_jax.runtime.progress import ProgressLine, duration
+from cfprm_jax.sharding import session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +90,14 @@ def main(config: SampleConfig) -> int:
     }
     with (
         session.opened(config.device) as (chosen, mesh),
-        open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output,
+        open_rows(config.output, config.resume, config_files.as_dict(config), fingerprint) as output,
     ):
         if output.complete:
             print(f"candidates  {config.output} is complete already")
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
         policy = open_policy(config.model, config.dtype, mesh)
-        prompts = _prompts(questions, policy, config)
+        prompts = encode_prompts(questions, policy, config.max_new_tokens, config.system_prompt)
         wanted = len(questions) * config.num_candidates
         sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
         sampler = Sampler(policy, sampling, min(config.batch_rows, wanted), mesh)
@@ -119,7 +116,7 @@ def main(config: SampleConfig) -> int:
         todo = questions[output.done :]
         sampled = sampler.sample(prompts[output.done :], config.num_candidates, show)
         for question, candidates in zip(todo, sampled, strict=True):
-            row = _row(question, candidates, policy)
+            row = candidates_row(question, candidates, policy)
             output.write(row)
             cut += sum(candidate.finish == "length" for candidate in candidates)
             empty += sum(not candidate["text"].strip() for candidate in row["candidates"])
@@ -132,46 +129,6 @@ def main(config: SampleConfig) -> int:
         f"candidates  {config.output}"
     )
     return 0
-
-
-def _prompts(questions: Sequence[QuestionRow], policy: Policy, config: SampleConfig) -> list[Prompt]:
-    """The prompt of every question. UserError for those that leave no room for a candidate."""
-    context, bound = policy.config.backbone.longest
-    room = context - config.max_new_tokens
-    encoding = EncodingConfig(max_length=context, system_prompt=config.system_prompt)
-    encoded = Encoder(policy.tokenizer, encoding).encode_many([(q.question, (), None) for q in questions])
-    # A prompt over the context comes out empty.
-    long = [
-        question.source
-        for question, prompt in zip(questions, encoded, strict=True)
-        if not 0 < len(prompt.tokens) <= room
-    ]
-    if long:
-        raise UserError(
-            f"{long[0]}{f' and {len(long) - 1} more' if len(long) > 1 else ''}: prompt and --max_new_tokens="
-            f"{config.max_new_tokens} together are beyond the model's {bound}={context}"
-        )
-    return [Prompt(question.name, prompt.tokens) for question, prompt in zip(questions, encoded, strict=True)]
-
-
-def _row(question: QuestionRow, candidates: Sequence[Generated], policy: Policy) -> dict:
-    """The row of the candidates file."""
-    solutions = [c.tokens[:-1] if c.finish == "stop" else c.tokens for c in candidates]
-    texts = policy.tokenizer.batch_decode(
-        [np.asarray(tokens).tolist() for tokens in solutions], skip_special_tokens=True
-    )
-    dataset = {} if question.dataset is None else {"dataset": question.dataset}
-    return {
-        "id": question.id,
-        **dataset,
-        "question": question.question,
-        "answer": question.answer,
-        **question.rest,
-        "candidates": [
-            {"text": text, "finish": candidate.finish, "tokens": len(candidate.tokens)}
-            for text, candidate in zip(texts, candidates, strict=True)
-        ],
-    }
 
 
 def _show(progress: ProgressLine, sampler: Sampler, wanted: int) -> None:

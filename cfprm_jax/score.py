@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from cfprm_jax import flags
+from cfprm_jax.checkpoints.model_files import MODEL
+from cfprm_jax.checkpoints.retention import CHECKPOINTS
 from cfprm_jax.checkpoints.saving import locate
 from cfprm_jax.config import ATTENTIONS, ENCODINGS, MOST_TOKENS, PACKINGS, DeviceConfig, Options, option
 from cfprm_jax.data.formats.files import InputFile, expand, rows
@@ -23,9 +25,9 @@ from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.row_file import RESUMES, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.run.directory import CHECKPOINTS, MODEL
-from cfprm_jax.runtime import devices, digests, output_paths, session
+from cfprm_jax.runtime import config_files, devices, digests, output_paths
 from cfprm_jax.runtime.progress import ProgressLine, duration
+from cfprm_jax.sharding import session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,7 @@ def main(config: ScoreConfig) -> int:
     config = dataclasses.replace(config, encoding=encoding.name)
     with (
         session.opened(config.device) as (chosen, mesh),
-        open_rows(config.output, config.resume, flags.as_dict(config), fingerprint) as output,
+        open_rows(config.output, config.resume, config_files.as_dict(config), fingerprint) as output,
     ):
         if output.complete:
             print(f"scores      {config.output} is complete already")

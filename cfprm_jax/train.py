@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cfprm_jax.evaluation.options import BonConfig
+from cfprm_jax.report import best_of_n as best_of_n_report
 from cfprm_jax.runtime import process
 
 if __name__ == "__main__":
@@ -31,8 +33,8 @@ import jax
 import transformers
 from jax.sharding import Mesh
 
-from cfprm_jax import bon, flags
-from cfprm_jax.checkpoints import retention, saving
+from cfprm_jax import flags
+from cfprm_jax.checkpoints import adapters, model_files, retention, saving
 from cfprm_jax.config import DistributedConfig
 from cfprm_jax.data.candidates import Question
 from cfprm_jax.data.encoding import load_tokenizer
@@ -48,10 +50,11 @@ from cfprm_jax.run import evaluation, inputs, loop, summary, validate
 from cfprm_jax.run.inputs import Data, Network, Say, Sources
 from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import devices, digests, disk, distributed, out_of_memory, session
+from cfprm_jax.runtime import config_files, devices, digests, disk, distributed, out_of_memory
 from cfprm_jax.runtime.distributed import Processes, StopVote
 from cfprm_jax.runtime.progress import duration
-from cfprm_jax.training import adapters, flops, initial_state, program
+from cfprm_jax.sharding import session
+from cfprm_jax.training import flops, initial_state, program
 from cfprm_jax.training.program import Program
 
 MODEL_CONTENT = "content of the model"
@@ -128,7 +131,7 @@ def run_on(
     built, adapted = build(config, network, sources, num_steps, mesh, say)
     own = fingerprint(config, data.loader, num_steps, adapted, model_content(sources, network.raw))
     # Another mesh or another time to evaluate in one process would leave the others waiting for it.
-    processes.require_equal("what is trained", {**flags.as_dict(kept), **own, "JAX": jax.__version__})
+    processes.require_equal("what is trained", {**config_files.as_dict(kept), **own, "JAX": jax.__version__})
     watch = out_of_memory.Watch(config.model, config.optimizer, config.packing)
     eval_step = watch.watched(built.eval_step, "an evaluation")
     evaluate = functools.partial(evaluation.evaluate, eval_step, data.held_out, built.batch_shardings)
@@ -138,11 +141,11 @@ def run_on(
         shardings=built.batch_shardings,
         num_steps=num_steps,
         config=config.run,
-        meta={"fingerprint": own, "config": flags.as_dict(kept)},
+        meta={"fingerprint": own, "config": config_files.as_dict(kept)},
         flops=functools.partial(step_flops, network),
         measure=functools.partial(devices.memory, chosen),
     )
-    present = processes.share(lambda: retention.complete(output_dir / run_directory.CHECKPOINTS))
+    present = processes.share(lambda: retention.complete(output_dir / retention.CHECKPOINTS))
     start = max(present, default=0)
     if start < num_steps:  # before anything is written, as this may fail
         say_if(disk.require_room(output_dir, built.abstract_state(), config.run, num_steps, len(present)), say)
@@ -186,7 +189,7 @@ def run_on(
         del state  # the optimizer's memory
         asked.do_not_wait()
         best_of_n(config, candidates, output_dir, outcome.step, mesh, say, processes.first)
-    say(f"checkpoint  {output_dir / run_directory.CHECKPOINTS / str(num_steps)}")
+    say(f"checkpoint  {output_dir / retention.CHECKPOINTS / str(num_steps)}")
     say(f"metrics     {output_dir / run_directory.METRICS}")
     say(f"tensorboard --logdir={output_dir / run_directory.TENSORBOARD}")
     return 0
@@ -218,9 +221,9 @@ def write_description(
     adapted: Adapted | None,
 ) -> None:
     """All files of a run directory that are written once."""
-    flags.write_config(config, output_dir)
+    config_files.write_config(config, output_dir)
     run_directory.write_corpus(output_dir, data.report)
-    run_directory.write_model(
+    model_files.write_model(
         output_dir,
         network.raw,
         tokenizer,
@@ -283,18 +286,18 @@ def best_of_n(
     writes: bool,
 ) -> None:
     """Score the candidates with the last checkpoint, as score would, and write and show what bon makes of them."""
-    checkpoint = output_dir / run_directory.CHECKPOINTS / str(step)  # this one or none: not an older one
+    checkpoint = output_dir / retention.CHECKPOINTS / str(step)  # this one or none: not an older one
     loaded = load_inference.open_prm(checkpoint, config.model.dtype, config.model.attention, mesh)
     scored = list(scored_questions(questions, Scorer(loaded, mesh=mesh)))
     if not writes:
         return
     directory = output_dir / "best_of_n"
-    choice = bon.BonConfig(
+    choice = BonConfig(
         input=(config.eval.bon_candidates,), n=config.eval.bon_n, grader="none", output_dir=str(directory)
     )
-    result = bon.evaluate(scored, choice)
-    flags.write_config(choice, directory)
-    bon.write(result, directory)
+    result = best_of_n_report.evaluate(scored, choice)
+    config_files.write_config(choice, directory)
+    best_of_n_report.write(result, directory)
     say(f"\n{result.summary}\nreport      {directory / 'report.html'}")
 
 
@@ -315,12 +318,17 @@ def fingerprint(
     config: TrainConfig, loader: Loader, num_steps: int, adapted: Adapted | None, model: str | None
 ) -> dict[str, Any]:
     """What must be the same for a run to go on: the data, and the options that the result depends on."""
-    options = flags.as_dict(config.model) | flags.as_dict(config.loss) | flags.as_dict(config.optimizer)
+    options = (
+        config_files.as_dict(config.model) | config_files.as_dict(config.loss) | config_files.as_dict(config.optimizer)
+    )
     # Where and in how many parts a step is computed changes rounding at most.
     for name in ("attention", "remat", "accumulation", "deterministic"):
         del options[name]
     if adapted is not None:
-        options |= {**flags.as_dict(config.lora), "weights of the backbone": adapted.record["backbone_fingerprint"]}
+        options |= {
+            **config_files.as_dict(config.lora),
+            "weights of the backbone": adapted.record["backbone_fingerprint"],
+        }
     return {**loader.fingerprint, **options, MODEL_CONTENT: model, "steps of the run": num_steps}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cfprm_jax import bon
 from cfprm_jax.data.candidates import parse_question
+from cfprm_jax.evaluation.options import BonConfig
+from cfprm_jax.report import best_of_n as best_of_n_report
 
 NASTY = 'x</script><script>document.title="taken"</script><img src="http://192.0.2.1/x.png" onerror="alert(1)"> & <b>'
 
@@ -52,7 +53,7 @@ def questions(rows):
 
 
 def config(**options):
-    return bon.BonConfig(**{"n": ("2", "4"), "grader": "none", "resamples": 200, **options})
+    return BonConfig(**{"n": ("2", "4"), "grader": "none", "resamples": 200, **options})
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +65,7 @@ def made_rows():
 @pytest.fixture(scope="session")
 def result():
     """What bon makes of them."""
-    return bon.evaluate(questions(world()), config(aggregation=("min", "last")))
+    return best_of_n_report.evaluate(questions(world()), config(aggregation=("min", "last")))
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +76,6 @@ def compared():
         for candidate in each["candidates"]:
             if candidate["step_scores"]:
                 candidate["step_scores"] = [round(1 - score, 2) for score in candidate["step_scores"]]
-    return bon.evaluate(
+    return best_of_n_report.evaluate(
         questions(world()), config(aggregation=("min",), name="A_1", name2="B", policy="7B"), questions(second[::-1])
     )

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from cfprm_jax import bon, flags
+from cfprm_jax.evaluation.options import BonConfig
 
 OUTPUTS = {"results.json", "table.md", "table.tex", "plot.png", "report.html", "config.json", "run.flags"}
 
@@ -35,7 +36,7 @@ def scored(tmp_path):
 
 
 def run(*arguments):
-    return flags.run(bon.BonConfig, bon.main, ["bon", *arguments])
+    return flags.run(BonConfig, bon.main, ["bon", *arguments])
 
 
 def results(directory):
@@ -152,8 +153,8 @@ def test_a_directory_that_holds_something_else_is_left_alone(scored, tmp_path, c
 def test_what_is_not_needed_is_not_imported(scored):
     # Training ends with this, and grading by the candidates' own word needs neither sympy nor a picture.
     code = (
-        "import sys; from cfprm_jax import bon; "
-        f"bon.evaluate(bon.read(['{scored}']), bon.BonConfig(n=('2',), grader='none', resamples=100)); "
+        "import sys; from cfprm_jax.evaluation.options import BonConfig; from cfprm_jax.report import best_of_n; "
+        f"best_of_n.evaluate(best_of_n.read(['{scored}']), BonConfig(n=('2',), grader='none', resamples=100)); "
         "print([name for name in ('jax', 'sympy', 'math_verify', 'matplotlib') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,6 +12,7 @@ import pytest
 
 from cfprm_jax import bon, experiment, flags, score, train
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.synthetic import judge
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -164,7 +165,7 @@ def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
         candidates = out / "laboratory" / name.split("/")[0] / f"{test}.jsonl"
         assert score.main(score.ScoreConfig(checkpoint=str(run), input=(str(candidates),), output=str(scored))) == 0
         results = tmp_path / f"bon_{test}"
-        config = bon.BonConfig(
+        config = BonConfig(
             input=(str(scored),),
             n=("4", "8"),
             aggregation=("min", "last"),

@@ -40,8 +40,8 @@ def tokenizer(tmp_path_factory):
 
 def write_run(directory, tokenizer, head):
     """A run directory with one checkpoint, as train leaves it; returns configuration and parameters."""
+    from cfprm_jax.checkpoints.model_files import write_model
     from cfprm_jax.checkpoints.saving import Checkpoints
-    from cfprm_jax.run.directory import write_model
     from cfprm_jax.training.optimizer import AdamW
     from cfprm_jax.training.step import TrainState
 

@@ -11,6 +11,7 @@ import pytest
 
 from cfprm_jax import config, flags
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import config_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,8 @@ def test_every_kind_of_value_arrives_with_its_type():
 
 def test_the_flags_of_a_configuration_give_it_back(tmp_path):
     original = parse("--c_max=3", "--noalternatives", "--input=a,b", "--step_separator=\\n", "--learning_rate=3e-6")
-    assert flags.parse(Command, ["command", *flags.as_flags(original)]) == original
-    flags.write_config(original, tmp_path)
+    assert flags.parse(Command, ["command", *config_files.as_flags(original)]) == original
+    config_files.write_config(original, tmp_path)
     assert parse(f"--flagfile={tmp_path / 'run.flags'}") == original
     assert json.loads((tmp_path / "config.json").read_text())["c_max"] == 3
 
@@ -71,8 +72,8 @@ def test_the_flags_of_a_configuration_give_it_back(tmp_path):
 def test_a_flag_file_gives_back_every_text(tmp_path, text):
     original = parse(f"--system_prompt={text}", "--step_separator= ")
     original = dataclasses.replace(original, input=("a,b.jsonl", 'c"d', "e"))
-    assert flags.parse(Command, ["command", *flags.as_flags(original)]) == original
-    flags.write_config(original, tmp_path)
+    assert flags.parse(Command, ["command", *config_files.as_flags(original)]) == original
+    config_files.write_config(original, tmp_path)
     assert parse(f"--flagfile={tmp_path / 'run.flags'}") == original
 
 

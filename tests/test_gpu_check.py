@@ -58,8 +58,9 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 @pytest.fixture
-def check() -> Any:
+def check(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hostile_inputs import FILE_CHANGES, encode, flag_values, mutate_row
 
-from cfprm_jax import bon, experiment, export, flags, plan, prepare, prm_bench, process_bench, sample, score
+from cfprm_jax import experiment, export, flags, plan, prepare, prm_bench, process_bench, sample, score
 from cfprm_jax.data import formats
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.question_files import read_question_files
@@ -24,9 +24,12 @@ from cfprm_jax.data.questions import read_questions
 from cfprm_jax.data.step_cases import read_cases
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.case_scores import CaseScores, ScoreTable, read_scores
+from cfprm_jax.evaluation.options import BonConfig
+from cfprm_jax.report import best_of_n as best_of_n_report
 from cfprm_jax.report import prm_bench as prm_bench_report
 from cfprm_jax.run import validate
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules
 
 INPUTS = pathlib.Path(__file__).parent / "data" / "inputs"
@@ -35,7 +38,7 @@ COMMANDS = {
     "prepare": prepare.PrepareConfig,
     "train": TrainConfig,
     "score": score.ScoreConfig,
-    "bon": bon.BonConfig,
+    "bon": BonConfig,
     "sample": sample.SampleConfig,
     "process_bench": process_bench.ProcessBenchConfig,
     "prm_bench": prm_bench.PRMBenchConfig,
@@ -142,10 +145,10 @@ def run_prepare(path):
 def run_bon(path):
     directory = path.with_name("bon")
     arguments = [f"--input={path}", "--n=1,2", "--grader=none", "--resamples=100", "--aggregation=min"]
-    config = flags.parse(bon.BonConfig, ["bon", *arguments, f"--output_dir={directory}"])
-    result = bon.evaluate(bon.read(config.input), config)
+    config = flags.parse(BonConfig, ["bon", *arguments, f"--output_dir={directory}"])
+    result = best_of_n_report.evaluate(best_of_n_report.read(config.input), config)
     directory.mkdir(exist_ok=True)
-    bon.write(result, directory)
+    best_of_n_report.write(result, directory)
     text = (directory / "results.json").read_text()
     assert json.dumps(json.loads(text), allow_nan=False)
 
@@ -252,14 +255,14 @@ def test_mutated_files(tmp_path, kind):
 def parse_and_use(config_type, argv):
     """Parse, check what is parsed, and write it as a command would."""
     config = flags.parse(config_type, argv)
-    for value in flags.as_dict(config).values():
+    for value in config_files.as_dict(config).values():
         if isinstance(value, int | float):
             assert abs(value) <= LARGEST, f"{value} is taken"
         for text in value if isinstance(value, tuple) else (value,):
             assert not isinstance(text, str) or "\x00" not in text, "a NUL is taken"
-    again = flags.parse(config_type, ["again", *flags.as_flags(config)])
-    assert flags.as_dict(again) == flags.as_dict(config)
-    flags.flag_file(config).encode()
+    again = flags.parse(config_type, ["again", *config_files.as_flags(config)])
+    assert config_files.as_dict(again) == config_files.as_dict(config)
+    config_files.flag_file(config).encode()
     if config_type is TrainConfig:
         validate.refuse(config)
         rules.parse_mesh(config.device.mesh, 8)

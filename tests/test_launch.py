@@ -15,8 +15,8 @@ import yaml
 from tiny_runs import ROOT, rows
 
 from cfprm_jax import flags, train
-from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import DistributedConfig
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.runtime import distributed
 
 LAUNCH = ROOT / "launch"
@@ -120,7 +120,7 @@ def test_slurm_trains_with_two_real_processes(tiny, tmp_path) -> None:
     assert run.stdout.count("done        6 steps") == 1  # only the first prints
     directory = tiny.directory / "slurm"
     assert [row["step"] for row in rows(directory)] == [1, 2, 3, 3, 4, 5, 6, 6]
-    assert saving.load_for_inference(directory).meta["step"] == 6
+    assert loaded_prm.load_for_inference(directory).meta["step"] == 6
 
 
 @pytest.mark.parametrize(("status", "ends", "requeued"), [(0, 0, False), (75, 0, True), (2, 2, False)])

@@ -14,6 +14,7 @@ from cfprm_jax import flags, prepare
 from cfprm_jax.data import Trajectory, read
 from cfprm_jax.data.formats import ReadReport
 from cfprm_jax.data.windows import samples
+from cfprm_jax.runtime import config_files
 
 INPUTS = pathlib.Path(__file__).parent / "data" / "inputs"
 
@@ -94,7 +95,7 @@ def test_report(tmp_path: pathlib.Path) -> None:
     assert report["bad_rows"] == []
     # The flags beside the output do the same again.
     again = flags.parse(prepare.PrepareConfig, ["prepare", f"--flagfile={output.parent}/out.flags"])
-    assert json.loads(json.dumps(flags.as_dict(again))) == report["config"]
+    assert json.loads(json.dumps(config_files.as_dict(again))) == report["config"]
 
 
 def test_report_goes_where_it_is_told(tmp_path: pathlib.Path) -> None:

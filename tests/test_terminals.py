@@ -14,6 +14,7 @@ import pytest
 from tiny_runs import ROOT, finish, same_result, wait_for_step
 
 from cfprm_jax import bon, experiment, export, flags, plan, prepare, process_bench, sample, score, train
+from cfprm_jax.evaluation.options import BonConfig
 
 COMMANDS = {
     module.__name__.removeprefix("cfprm_jax."): module
@@ -126,7 +127,7 @@ def test_names_beyond_ascii_in_any_locale(tmp_path, corpus, name: str, locale: d
     else:
         config = json.loads((output / "results.json").read_text(encoding="utf-8"))["config"]
         assert config["input"] == [str(source)]
-        flag_file = flags.parse(bon.BonConfig, ["bon", f"--flagfile={output / 'run.flags'}"])
+        flag_file = flags.parse(BonConfig, ["bon", f"--flagfile={output / 'run.flags'}"])
         assert flag_file.output_dir == str(output)
 
 

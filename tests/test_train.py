@@ -12,9 +12,10 @@ import pytest
 from tiny_runs import finish, rows, same_result, wait_for_step, write_corpus, write_model
 
 from cfprm_jax import flags, train
-from cfprm_jax.checkpoints import saving
 from cfprm_jax.errors import UserError
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.run import directory
+from cfprm_jax.runtime import config_files
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_a_run(world, straight) -> None:
     assert 0 <= final["eval_step_accuracy"] <= 1
     assert steps[-1]["loss"] < steps[order.index(1)]["loss"] + 1
     assert {p.name for p in run.iterdir()} >= {"config.json", "run.flags", "metrics.jsonl", "tensorboard", "model"}
-    loaded = saving.load_for_inference(run, "bfloat16")
+    loaded = loaded_prm.load_for_inference(run, "bfloat16")
     assert loaded.meta["step"] == len(steps)
     assert loaded.meta["loss"] == "q_ranking"
     assert loaded.encoding.system_prompt == "Score."
@@ -58,9 +59,9 @@ def test_a_run(world, straight) -> None:
     assert loaded.params["head"]["output"]["kernel"].dtype == "float32"
     assert len(loaded.tokenizer("<extra_0>")["input_ids"]) == 1
     older = min(int(p.name) for p in (run / "checkpoints").iterdir())
-    assert saving.load_for_inference(run / "checkpoints" / str(older)).meta["step"] == older < len(steps)
+    assert loaded_prm.load_for_inference(run / "checkpoints" / str(older)).meta["step"] == older < len(steps)
     again = flags.parse(train.TrainConfig, ["train", f"--flagfile={run / 'run.flags'}"])
-    assert json.loads(json.dumps(flags.as_dict(again))) == json.loads((run / "config.json").read_text())
+    assert json.loads(json.dumps(config_files.as_dict(again))) == json.loads((run / "config.json").read_text())
 
 
 def test_killed_it_comes_to_the_same_end(tiny, straight) -> None:

@@ -25,6 +25,7 @@ from cfprm_jax.config import DeviceConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.models import lora, parameters
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.prm import apply
@@ -70,7 +71,7 @@ def exported(run, directory, *arguments) -> pathlib.Path:
 
 def test_only_adapters_and_head_change(tiny, run):
     """Merged, every parameter that has no adapter is the backbone's to the bit, and those that have one have moved."""
-    loaded = saving.load_for_inference(run, "float32")
+    loaded = loaded_prm.load_for_inference(run, "float32")
     base, _ = loading.load_params(tiny.directory / "model", loaded.config, head_key=jax.random.key(0))
     changed = {
         path
@@ -96,7 +97,7 @@ def test_a_checkpoint_holds_no_backbone(run):
 
 
 def test_merged_equals_unmerged(tiny, run):
-    loaded, adapted = saving.load_for_inference(run, "float32"), saving.load_adapters(run)
+    loaded, adapted = loaded_prm.load_for_inference(run, "float32"), loaded_prm.load_adapters(run)
     base, _ = loading.load_params(tiny.directory / "model", loaded.config, head_key=jax.random.key(0))
     both = lora.combine({"backbone": base["backbone"]}, adapted.trainable, adapted.adapters.scale)
     tokens = np.random.default_rng(1).integers(0, 256, (2, 40))
@@ -140,7 +141,7 @@ def test_peft_loads_its_adapters(tiny, run, tmp_path):
     library = pytest.importorskip("peft")
     out = exported(run, tmp_path / "out", "--format=peft_adapter")
     model = library.AutoPeftModelForTokenClassification.from_pretrained(out, dtype=torch.float32).eval()
-    loaded = saving.load_for_inference(run, "float32")
+    loaded = loaded_prm.load_for_inference(run, "float32")
     tokens = np.random.default_rng(1).integers(0, 256, (1, 40))
     z = jax.jit(apply, static_argnums=0)(
         loaded.config, loaded.params, tokens, np.arange(40)[None], np.full((1, 40), 40)
@@ -226,7 +227,7 @@ def test_real_weights(shared, tmp_path):
         "data_cache_dir": tmp_path / "cache",
     }
     assert run_here([f"--{name}={value}" for name, value in given.items()]) == 0
-    adapted = saving.load_adapters(tmp_path / "run")
+    adapted = loaded_prm.load_adapters(tmp_path / "run")
     config = dataclasses.replace(adapted.config, attention="xla")
     mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     shardings = rules.param_shardings(mesh, parameters.param_specs(config))

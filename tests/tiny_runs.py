@@ -17,7 +17,7 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
-from cfprm_jax.checkpoints import saving
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.run.metrics import MEASURED
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -169,12 +169,12 @@ def wait_for_step(process: subprocess.Popen, run: pathlib.Path, step: int) -> No
 def params(run: pathlib.Path, step: int | None = None):
     """Of the newest checkpoint of a run, or of another one."""
     path = run if step is None else run / "checkpoints" / str(step)
-    return saving.load_for_inference(path, "float32").params
+    return loaded_prm.load_for_inference(path, "float32").params
 
 
 def same_result(a: pathlib.Path, b: pathlib.Path) -> None:
     """Two runs have the same metrics, checkpoint and description of it, to the bit."""
     assert rows(a) == rows(b)
-    first, second = (saving.load_for_inference(run, "float32") for run in (a, b))
+    first, second = (loaded_prm.load_for_inference(run, "float32") for run in (a, b))
     assert first.meta == second.meta
     jax.tree.map(np.testing.assert_array_equal, first.params, second.params)

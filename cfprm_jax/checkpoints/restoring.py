@@ -15,7 +15,6 @@ from etils import epath
 from cfprm_jax.checkpoints import checksums, orbax_files, retention
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime.distributed import Processes
-from cfprm_jax.training.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +22,14 @@ class Restored:
     """What a checkpoint gives back."""
 
     step: int
-    state: TrainState
+    state: Any  # training.step.TrainState
     data: dict[str, Any]  # of the loader's iterator
     meta: dict[str, Any]
 
 
 def newest(
     folder: pathlib.Path,
-    abstract_state: TrainState,
+    abstract_state: Any,
     processes: Processes,
     accept: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
@@ -82,7 +81,7 @@ def _together(processes: Processes, read: Callable[[], Any]) -> tuple[Any, str |
     return (None, faults[0]) if faults else (result, None)
 
 
-def _read_state(checkpoint: pathlib.Path, abstract_state: TrainState) -> TrainState:
+def _read_state(checkpoint: pathlib.Path, abstract_state: Any) -> Any:
     """No process waits for another one in here, so one that cannot read its part does not keep the others.
 
     Raises:

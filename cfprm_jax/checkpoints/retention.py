@@ -17,6 +17,9 @@ from typing import Any
 
 from cfprm_jax.runtime import atomic
 
+CHECKPOINTS = "checkpoints"
+"""In a run directory: the folder of its checkpoints, each named by its step."""
+
 BEST = "best"
 """In a run directory: a link to its best checkpoint by --keep_best."""
 

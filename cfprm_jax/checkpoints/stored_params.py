@@ -22,12 +22,12 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from cfprm_jax.checkpoints import orbax_files
-from cfprm_jax.training import slots
+from cfprm_jax.models.split_float32 import join_float32
 
 # Arrays are read together up to this many bytes; a larger one is read alone.
 _TOGETHER = 1 << 30
 
-_join = jax.jit(slots.join_float32)
+_join = jax.jit(join_float32)
 
 
 class _Wanted(NamedTuple):

@@ -24,7 +24,7 @@ from jaxtyping import Float32, Int32
 from cfprm_jax.config import EncodingConfig
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface.tokenizer_files import (
+from cfprm_jax.model_directory.tokenizer_files import (
     check_chat_template,
     load_tokenizer,
     marker_id,

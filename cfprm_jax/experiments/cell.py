@@ -21,7 +21,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
-from cfprm_jax.checkpoints.saving import LoadedPRM
 from cfprm_jax.config import LossConfig, OptimizerConfig
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.corpus import open_corpus
@@ -30,6 +29,7 @@ from cfprm_jax.data.loader import Loader
 from cfprm_jax.errors import UserError
 from cfprm_jax.grading.grader import Grader
 from cfprm_jax.huggingface import loading
+from cfprm_jax.inference.loaded import LoadedPRM
 from cfprm_jax.inference.scorer import Item, Plan, Scorer
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.run.options import TrainConfig

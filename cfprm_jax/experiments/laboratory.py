@@ -9,17 +9,17 @@ there (PRM800K). Whatever is there already is not made again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
-from cfprm_jax.config import LARGEST_SEED, DeviceConfig, EncodingConfig, Options, option
+from cfprm_jax.config import LARGEST_SEED, EncodingConfig, Options, option
+from cfprm_jax.data.question_files import QuestionRow
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
@@ -33,6 +33,7 @@ LEVELS = {"none": (0.0, 0.0, 0.0), "some": (0.2, 0.15, 0.1), "much": (0.5, 0.4, 
 
 TESTS = ("short", "long")
 _WORLD, _PROBLEMS, _DEMONSTRATIONS = range(3)
+_BATCH_ROWS = 256  # candidates that are decoded at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def make(
     seeds: Sequence[int],
     config: LaboratoryConfig,
     encoding: EncodingConfig,
-    compile_cache_dir: str,
+    mesh: Mesh,
     say: Callable[[str], None],
 ) -> Level:
     """Everything of one level, made in a directory of its own.
@@ -107,7 +108,7 @@ def make(
     root.mkdir(parents=True, exist_ok=True)
     with locks.held(root / "lock", wait=True):  # others wait, and then find what this one made
         _require_same(root / "config.json", {**dataclasses.asdict(config), **dataclasses.asdict(encoding)})
-        laboratory = _Laboratory(root, level, config, encoding, compile_cache_dir, say)
+        laboratory = _Laboratory(root, level, config, encoding, mesh, say)
         laboratory.policy()
         return Level(
             laboratory.backbone(),
@@ -123,11 +124,11 @@ class _Laboratory:
         level: str,
         config: LaboratoryConfig,
         encoding: EncodingConfig,
-        compile_cache_dir: str,
+        mesh: Mesh,
         say: Callable[[str], None],
     ) -> None:
         self._root, self._level, self._config, self._encoding = root, level, config, encoding
-        self._compile_cache_dir, self._say = compile_cache_dir, say
+        self._mesh, self._say = mesh, say
         taken: set[Problem] = set()
         rng = np.random.default_rng((config.world_seed, _PROBLEMS))
         self._tests = {
@@ -213,40 +214,26 @@ class _Laboratory:
 
     def _sample(self, name: str, problems: Sequence[Problem], candidates: int, seed: int) -> list[dict[str, Any]]:
         """Rows of a candidates file with "steps"."""
-        from cfprm_jax import sample
+        # transformers takes seconds to import.
+        from cfprm_jax.inference.candidates import candidates_row, encode_prompts
+        from cfprm_jax.inference.policy import open_policy
+        from cfprm_jax.inference.sampler import Sampler, Sampling
 
-        questions, output = self._root / f"{name}.questions.jsonl", self._root / f"{name}.sampled.jsonl"
-        _write(
-            questions,
-            (
-                {"id": f"{name}_{number:05d}", "question": problem.question, "answer": DAYS[problem.answer]}
-                for number, problem in enumerate(problems)
-            ),
-        )
-        output.unlink(missing_ok=True)
-        with contextlib.redirect_stdout(io.StringIO()):
-            sample.main(
-                sample.SampleConfig(
-                    model=str(self._root / "policy"),
-                    questions=(str(questions),),
-                    output=str(output),
-                    num_candidates=candidates,
-                    temperature=self._config.sampling_temperature,
-                    max_new_tokens=self._encoding.max_length,
-                    seed=seed,
-                    system_prompt=self._encoding.system_prompt,
-                    batch_rows=256,
-                    dtype="float32",
-                    device=DeviceConfig(compile_cache_dir=self._compile_cache_dir),
-                )
-            )
-        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        questions = [
+            QuestionRow(f"{name}_{number:05d}", problem.question, DAYS[problem.answer], dataset=None, source=name)
+            for number, problem in enumerate(problems)
+        ]
+        policy = open_policy(self._root / "policy", "float32", self._mesh)
+        max_new_tokens = self._encoding.max_length
+        prompts = encode_prompts(questions, policy, max_new_tokens, self._encoding.system_prompt)
+        sampling = Sampling(self._config.sampling_temperature, max_new_tokens=max_new_tokens, seed=seed)
+        sampler = Sampler(policy, sampling, min(_BATCH_ROWS, len(questions) * candidates), self._mesh)
+        sampled = sampler.sample(prompts, candidates)
+        rows = [candidates_row(question, found, policy) for question, found in zip(questions, sampled, strict=True)]
         separator = self._encoding.separator
         for row in rows:
             for candidate in row["candidates"]:
                 candidate["steps"] = split_steps(candidate["text"], separator)
-        for path in (questions, output, *self._root.glob(f"{output.name}.*")):
-            path.unlink(missing_ok=True)
         return rows
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from cfprm_jax import flags
 from cfprm_jax.config import GranularityConfig
 from cfprm_jax.data.batching import BatchPlan
 from cfprm_jax.data.corpus import Corpus, open_corpus
@@ -31,7 +30,7 @@ from cfprm_jax.experiments import laboratory
 from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
 from cfprm_jax.experiments.grid import COMPUTE, MATCHED, TREATMENTS, Cell
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import atomic, caches, digests, locks
+from cfprm_jax.runtime import atomic, caches, config_files, digests, locks
 from cfprm_jax.runtime.progress import duration
 
 LABORATORY = "laboratory"
@@ -71,7 +70,7 @@ class Runner:
     """Makes data and runs cells."""
 
     def __init__(self, materials: Materials, mesh: Mesh, say: Callable[[str], None]) -> None:
-        self._materials, self._say = materials, say
+        self._materials, self._mesh, self._say = materials, mesh, say
         self._bench = Bench(mesh)
         self._levels: dict[str, laboratory.Level] = {}
         self._tests: dict[str, list[TestSet]] = {}
@@ -150,9 +149,8 @@ class Runner:
         made = self._materials.laboratory
         if made is not None:
             root = self._materials.directory / LABORATORY
-            cache = self._materials.base.device.compile_cache_dir
             self._levels[level] = laboratory.make(
-                root, level, seeds, made, self._materials.base.encoding, cache, self._say
+                root, level, seeds, made, self._materials.base.encoding, self._mesh, self._say
             )
 
     def _model(self, level: str) -> pathlib.Path:
@@ -165,7 +163,7 @@ class Runner:
         return self._materials.directory / "cells" / cell.name
 
     def _fingerprint(self, cell: Cell) -> str:
-        options = flags.as_dict(self._materials.base)
+        options = config_files.as_dict(self._materials.base)
         for name in ("output_dir", "compile_cache_dir", "data_cache_dir", "train_data", "model", "seed", "loss"):
             options.pop(name)
         identity = {
@@ -199,7 +197,7 @@ class Runner:
         outcome = self._bench.run(config, self.tests(cell.level), self._materials.sizes)
         summary = _summary(outcome, self._fingerprint(cell), self._materials.sizes)
         seconds = time.monotonic() - started
-        atomic.write_text(directory / "train.flags", flags.flag_file(config))
+        atomic.write_text(directory / "train.flags", config_files.flag_file(config))
         atomic.write_text(directory / "seconds.txt", f"{seconds:.2f}\n")
         _write(directory / "result.npz", summary, outcome.right)
         return Result(cell, summary, outcome.right), seconds

@@ -149,8 +149,8 @@ def new_directory(
       texts: files by name, which replace those.
     """
     # Imported here: whoever only loads weights does not need a tokenizer library.
-    from cfprm_jax.huggingface.reserved_tokens import RENAMED_FROM
-    from cfprm_jax.huggingface.tokenizer_files import marker_origin, save_tokenizer
+    from cfprm_jax.model_directory.reserved_tokens import RENAMED_FROM
+    from cfprm_jax.model_directory.tokenizer_files import marker_origin, save_tokenizer
 
     with atomic.new_directory(directory) as partial:
         yield partial

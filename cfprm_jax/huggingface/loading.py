@@ -21,9 +21,9 @@ import numpy as np
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import heads
 from cfprm_jax.huggingface.export import export
-from cfprm_jax.huggingface.json_files import read_object
 from cfprm_jax.huggingface.safetensors_files import DTYPES, Listing, StoredTensor, list_directory
 from cfprm_jax.huggingface.to_devices import Conversion, load_param, place
+from cfprm_jax.model_directory.json_files import read_object
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import (
     Params,

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import file_schemas, json_files, schema
+from cfprm_jax.model_directory import file_schemas, json_files, schema
 from cfprm_jax.runtime import atomic, digests
 
 DTYPES: dict[str, np.dtype] = {

@@ -11,19 +11,21 @@ import jax.numpy as jnp
 import transformers
 from jax.sharding import Mesh
 
-from cfprm_jax.checkpoints.saving import LoadedPRM, load_for_inference, warn
+from cfprm_jax.checkpoints.prm_file import read_prm
+from cfprm_jax.checkpoints.retention import CHECKPOINTS
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.published_heads import Head, value_head, vocabulary_head
+from cfprm_jax.inference.compute_dtype import compute_dtype
 from cfprm_jax.inference.encodings import TABLE, default_config, make_encoder
 from cfprm_jax.inference.encodings.recognise import Recognised, recognise
+from cfprm_jax.inference.loaded import LoadedPRM, load_for_inference, warn
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import param_specs
-from cfprm_jax.run.directory import CHECKPOINTS, compute_dtype, read_prm
 from cfprm_jax.sharding import rules
 
 
@@ -48,7 +50,7 @@ def open_prm(
       encoding: how the PRM reads solutions, one of config.ENCODINGS: "auto" goes by the directory's files.
       step_separator: text between steps, with escapes (\\n); empty is the encoding's own. prm.json has it for cfprm.
       say: takes a line about a checkpoint of a run that is damaged, so that an older one is taken; see
-        :func:`cfprm_jax.checkpoints.saving.load_for_inference`.
+        :func:`cfprm_jax.inference.loaded.load_for_inference`.
 
     Raises:
       UserError: nothing of that kind is there, its files do not tell the encoding, or the encoding's head is missing.

@@ -12,15 +12,17 @@ import jax.numpy as jnp
 import transformers
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cfprm_jax.checkpoints.model_files import GENERATION
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import file_schemas, loading, schema
-from cfprm_jax.huggingface.json_files import read_object
+from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.safetensors_files import StoredTensor, list_directory
+from cfprm_jax.inference.compute_dtype import compute_dtype
 from cfprm_jax.inference.decoder import DecoderParams
+from cfprm_jax.model_directory import file_schemas, schema
+from cfprm_jax.model_directory.json_files import read_object
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import param_specs
-from cfprm_jax.run.directory import GENERATION, compute_dtype
 from cfprm_jax.sharding import rules
 
 _LM_HEAD = "lm_head.weight"

@@ -23,13 +23,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float32, Int32
 
-from cfprm_jax.checkpoints.saving import LoadedPRM
 from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import forest_of, pack
 from cfprm_jax.data.partition import common_prefix
 from cfprm_jax.data.row_shapes import QUANTUM, RowShapes
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.encodings import make_encoder
+from cfprm_jax.inference.loaded import LoadedPRM
 from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import Params
 from cfprm_jax.models.placement import unconstrained

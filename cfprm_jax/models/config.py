@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import schema
-from cfprm_jax.huggingface.file_schemas import BACKBONE, ROPE
+from cfprm_jax.model_directory import schema
+from cfprm_jax.model_directory.file_schemas import BACKBONE, ROPE
 from cfprm_jax.models.families import Family, family_of
-from cfprm_jax.models.rotary import Llama3Scaling
+from cfprm_jax.models.rope_scaling import Llama3Scaling
 
 HEADS = ("linear", "mlp")
 DTYPES = ("float32", "bfloat16")

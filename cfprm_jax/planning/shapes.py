@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from cfprm_jax.models.config import BackboneConfig
-from cfprm_jax.models.rotary import Llama3Scaling
+from cfprm_jax.models.rope_scaling import Llama3Scaling
 
 # hidden, mlp, layers, heads, key heads, vocabulary, tied: from the config.json of each size.
 _QWEN2_5 = {

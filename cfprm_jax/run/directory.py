@@ -12,33 +12,20 @@ lock                      held by the process that trains
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import pathlib
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import transformers
-
-from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
+from cfprm_jax.checkpoints.model_files import MODEL
+from cfprm_jax.checkpoints.retention import CHECKPOINTS
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import file_schemas, loading, schema
-from cfprm_jax.huggingface.json_files import read_object
-from cfprm_jax.huggingface.reserved_tokens import RENAMED_FROM
-from cfprm_jax.huggingface.tokenizer_files import marker_origin, save_tokenizer
-from cfprm_jax.runtime import atomic, digests, locks, output_paths
+from cfprm_jax.runtime import atomic, locks, output_paths
 
-CHECKPOINTS = "checkpoints"
 CONFIG = "config.json"
 CORPUS = "corpus.json"
 FLAGS = "run.flags"
-GENERATION = "generation_config.json"
 LOCK = "lock"
 METRICS = "metrics.jsonl"
-MODEL = "model"
-MODEL_CHECKSUMS = "checksums.json"
-PRM_FILE = "prm.json"
 TENSORBOARD = "tensorboard"
 
 
@@ -84,117 +71,6 @@ def locked(path: pathlib.Path, resume: str) -> Iterator[None]:
                 path.rmdir()
 
 
-def read_prm(directory: pathlib.Path) -> tuple[dict[str, Any], EncodingConfig | None]:
-    """What prm.json of a directory holds, and the encoding that it names; nothing if there is no such file.
-
-    Raises:
-      UserError: a field is not what write_model or an export writes (file_schemas.PRM).
-    """
-    path = directory / PRM_FILE
-    if not path.exists():
-        return {}, None
-    meta = read_object(path)
-    schema.check(meta, file_schemas.PRM, str(path))
-    try:
-        return meta, EncodingConfig(**meta["encoding"])
-    except UserError as error:
-        raise UserError(f"{path}: encoding: {error}") from error
-
-
-def compute_dtype(dtype: str, meta: Mapping[str, Any], weights: pathlib.Path | None = None) -> str:
-    """What "auto" stands for: the type that a run was trained in, else that of a directory's weights; or dtype itself.
-
-    Args:
-      meta: of prm.json.
-      weights: a Hugging Face directory; None for a run, whose prm.json has the type.
-
-    Raises:
-      UserError: the directory holds no readable safetensors files, or there is none and prm.json has no type.
-    """
-    if dtype != "auto":
-        return dtype
-    if "dtype" in meta:
-        return str(meta["dtype"])
-    if weights is None:
-        raise UserError(f"{PRM_FILE} of the run has no dtype; name --dtype=float32 or --dtype=bfloat16")
-    return loading.stored_dtype(weights)
-
-
 def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:
     """corpus.json: what the training corpus holds, and what was skipped, truncated or malformed, row by row."""
     atomic.write_json(output_dir / CORPUS, report, indent=1)
-
-
-def write_model(
-    output_dir: pathlib.Path,
-    backbone_config: dict[str, Any],
-    tokenizer: transformers.PreTrainedTokenizerBase,
-    model: ModelConfig,
-    encoding: EncodingConfig,
-    loss: LossConfig,
-    granularity: GranularityConfig,
-    source: pathlib.Path | None = None,
-    lora: Mapping[str, Any] | None = None,
-) -> None:
-    """model/: all that scoring and export need beside the weights.
-
-    Args:
-      backbone_config: config.json of the backbone as it was read.
-      source: directory of the backbone, whose generation_config.json is kept if it has one.
-      lora: adapters and where their backbone is, of a run that trains adapters.
-    """
-    prm = {
-        "head": model.head,
-        "dtype": model.dtype,
-        "encoding": dataclasses.asdict(encoding),
-        "loss": loss.loss,
-        "margin": loss.margin,
-        "granularities": list(granularity.stages),
-        "schedule": granularity.schedule,
-    }
-    if (origin := marker_origin(tokenizer)) is not None:
-        prm[RENAMED_FROM] = origin
-    if lora is not None:
-        prm["lora"] = dict(lora)
-    with atomic.updated_directory(output_dir / MODEL) as directory:
-        save_tokenizer(tokenizer, directory)
-        atomic.write_json(directory / CONFIG, backbone_config)
-        if source is not None and (source / GENERATION).is_file():
-            shutil.copyfile(source / GENERATION, directory / GENERATION)
-        atomic.write_json(directory / PRM_FILE, prm)
-        written = sorted(path.name for path in directory.iterdir())
-        atomic.write_json(directory / MODEL_CHECKSUMS, {name: _model_digest(directory / name) for name in written})
-
-
-def check_model(directory: pathlib.Path) -> None:
-    """Compare the files of model/ with what the run wrote; runs of earlier versions have nothing to compare with.
-
-    Raises:
-      UserError: naming a file that has changed or is missing.
-    """
-    path = directory / MODEL_CHECKSUMS
-    if not path.is_file():
-        return
-    again = "train --resume=auto of the run writes it again"
-    try:
-        written = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error}; {again}") from error
-    for name, digest in written.items():
-        if not (directory / name).is_file():
-            raise UserError(f"{directory / name} is missing; {again}")
-        if _model_digest(directory / name) != digest:
-            raise UserError(
-                f"{directory / name} has changed since the run wrote it (its SHA-256 is not that in {path}); {again}; "
-                f"after a change that is meant, delete {path}"
-            )
-
-
-def _model_digest(path: pathlib.Path) -> str:
-    """Of a file of model/. Where the backbone of adapters is may be changed in prm.json: it may have moved."""
-    if path.name == PRM_FILE:
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            prm = json.loads(path.read_text(encoding="utf-8"))
-            lora = prm.get("lora") and {**prm["lora"], "backbone": None}
-            return digests.of_json({**prm, "lora": lora})
-    return digests.of_file(path)

@@ -11,12 +11,12 @@ import jax
 import transformers
 from jax.sharding import Mesh
 
-from cfprm_jax import bon
 from cfprm_jax.config import GranularityConfig
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.loader import Batch, Loader, evaluation_batches
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.options import parse_sizes
 from cfprm_jax.huggingface import loading
 from cfprm_jax.models import lora, parameters
 from cfprm_jax.models.config import PRMConfig
@@ -165,7 +165,7 @@ def open_candidates(path: str, sizes: tuple[str, ...]) -> list[Question]:
         candidate does not say whether it is correct.
     """
     questions = list(read_candidates([path]))
-    largest = max(bon.parse_sizes(sizes, "--bon_n"))
+    largest = max(parse_sizes(sizes, "--bon_n"))
     for question in questions:
         if len(question.candidates) < largest:
             raise UserError(

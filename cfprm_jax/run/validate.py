@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cfprm_jax import bon
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.options import parse_sizes
 from cfprm_jax.models import lora
 from cfprm_jax.run.options import SYNTHETIC, TrainConfig
 from cfprm_jax.training import program
@@ -14,7 +14,7 @@ def refuse(config: TrainConfig) -> None:
     _refuse_sources(config)
     _refuse_training(config)
     if config.eval.bon_candidates:
-        bon.parse_sizes(config.eval.bon_n, "--bon_n")
+        parse_sizes(config.eval.bon_n, "--bon_n")
 
 
 def _refuse_sources(config: TrainConfig) -> None:

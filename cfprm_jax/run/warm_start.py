@@ -12,10 +12,10 @@ import pathlib
 from collections.abc import Collection
 from typing import NamedTuple
 
+from cfprm_jax.checkpoints.prm_file import PRM_FILE, read_prm
 from cfprm_jax.config import EncodingConfig, ModelConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
-from cfprm_jax.run.directory import PRM_FILE, read_prm
 
 # Options that change what a step's text looks like to the model, which a run may have a reason to change.
 _TEXT = ("system_prompt", "step_separator")

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cfprm_jax.checkpoints import adapters
 from cfprm_jax.huggingface import loading
 from cfprm_jax.models import parameters
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.training import adapters, optimizer
+from cfprm_jax.training import optimizer
 from cfprm_jax.training.program import Program
 from cfprm_jax.training.step import TrainState
 

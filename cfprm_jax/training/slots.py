@@ -35,6 +35,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
+from cfprm_jax.models.split_float32 import LOW_BITS, join_float32, split_float32
+
 
 class Moments(NamedTuple):
     """AdamW's state of a parameter in float32, for the arithmetic of one step."""
@@ -94,7 +96,6 @@ class Plain:
         return PlainSlot(param, param)
 
 
-_LOW_BITS = 16
 _SECOND_SHIFT = 20  # float32 without sign and the 20 lower bits of its mantissa: exponent and three bits
 _RATIO_SHIFT = 19
 # Steps of the two sequences, as fractions of 2^32: the powers of the plastic number's inverse, the two numbers whose
@@ -158,30 +159,11 @@ class Compact:
         return CompactSlot(param, param, param, rows)
 
 
-def split_float32(x: Float[Array, "*shape"]) -> tuple[jax.Array, Int[Array, "*shape"]]:
-    """x as (its bfloat16 rounding, int16 difference of their bits); join_float32 gives the same bits back."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    # Ties go away from zero: the difference is then within [-2^15, 2^15 - 1], where ties to even would want 2^15 too.
-    high = (bits + jnp.uint32(1 << (_LOW_BITS - 1))) >> _LOW_BITS
-    low = (bits & jnp.uint32(0xFFFF)).astype(jnp.uint16)
-    return (
-        jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16),
-        jax.lax.bitcast_convert_type(low, jnp.int16),
-    )
-
-
-def join_float32(high: jax.Array, low: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The float32 whose split is (high, low)."""
-    upper = jax.lax.bitcast_convert_type(high, jnp.uint16).astype(jnp.uint32) << _LOW_BITS
-    lower = jax.lax.bitcast_convert_type(low.astype(jnp.int32), jnp.uint32)  # a negative one borrows from above
-    return jax.lax.bitcast_convert_type(upper + lower, jnp.float32)
-
-
 def stochastic_round(x: Float[Array, "*shape"], key: RoundingKey) -> Float[Array, "*shape"]:
     """x in bfloat16, up or down in the share of draws that makes it true on average."""
     bits = key.element + key.step.astype(jnp.uint32) * jnp.uint32(_SECOND_STRIDE)
     exact = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    high = (exact + (bits >> (32 - _LOW_BITS))) >> _LOW_BITS
+    high = (exact + (bits >> (32 - LOW_BITS))) >> LOW_BITS
     rounded = jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
     # NVIDIA's NaN has all bits set, and would overflow into -0.
     return jnp.where(jnp.isnan(x), jnp.bfloat16(jnp.nan), rounded)

@@ -17,15 +17,16 @@ import pytest
 from tiny_runs import write_model as write_backbone
 
 from cfprm_jax import export, flags, process_bench, score
-from cfprm_jax.checkpoints import orbax_files, saving
+from cfprm_jax.checkpoints import model_files, orbax_files, saving
+from cfprm_jax.checkpoints.model_files import write_model
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.inference.load import open_prm
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import init_params, param_specs
-from cfprm_jax.run.directory import write_model
 from cfprm_jax.training.optimizer import AdamW
 from cfprm_jax.training.step import TrainState
 
@@ -60,7 +61,7 @@ class Run:
             ),
             self.states[1],
         )
-        self.loaded = {step: saving.load_for_inference(self.path / "checkpoints" / str(step)) for step in (1, 2)}
+        self.loaded = {step: loaded_prm.load_for_inference(self.path / "checkpoints" / str(step)) for step in (1, 2)}
 
 
 @pytest.fixture(scope="module", params=["adamw", "adamw_compact"])
@@ -72,7 +73,7 @@ def same(found, expected) -> None:
     jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), found, expected)
 
 
-def described(loaded: saving.LoadedPRM) -> tuple:
+def described(loaded: loaded_prm.LoadedPRM) -> tuple:
     """All that scores depend on beside the weights."""
     texts = ["What is 2 + 3?", "5\n\n<extra_0>"]
     tokens = [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -84,7 +85,7 @@ def described(loaded: saving.LoadedPRM) -> tuple:
 def newest(run: Run, path: pathlib.Path) -> None:
     """Weights of 2 without a word, or those of 1 with a line that names 2."""
     said: list[str] = []
-    loaded = saving.load_for_inference(path, say=said.append)
+    loaded = loaded_prm.load_for_inference(path, say=said.append)
     step = loaded.meta["step"]
     assert described(loaded) == described(run.loaded[step])
     same(loaded.params, run.loaded[step].params)
@@ -246,7 +247,7 @@ def test_checkpoints_of_earlier_versions_are_read_and_said(run: Run, tmp_path) -
     orbax_files.replace_json(folder, "meta", meta)
     (path / "model" / "checksums.json").unlink()
     said: list[str] = []
-    loaded = saving.load_for_inference(path, say=said.append)
+    loaded = loaded_prm.load_for_inference(path, say=said.append)
     same(loaded.params, run.loaded[2].params)
     (line,) = said
     assert "checkpoints/2 is of an earlier version" in line
@@ -268,12 +269,12 @@ def test_the_place_of_a_backbone_may_be_changed_in_prm_json(tmp_path) -> None:
     write_model(
         run.path, raw, run.loaded[1].tokenizer, ModelConfig(), ENCODING, LossConfig(), GranularityConfig(), lora=lora
     )
-    saving.check_model(run.path / "model")
+    model_files.check_model(run.path / "model")
     prm.write_text(prm.read_text().replace('"here"', '"there"'))
-    saving.check_model(run.path / "model")
+    model_files.check_model(run.path / "model")
     prm.write_text(prm.read_text().replace('"rank": 1', '"rank": 2'))
     with pytest.raises(UserError, match="has changed"):
-        saving.check_model(run.path / "model")
+        model_files.check_model(run.path / "model")
 
 
 def test_no_warning_for_a_whole_run(run: Run) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cfprm_jax.checkpoints import orbax_files, retention, saving
 from cfprm_jax.errors import UserError
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.training import step
 
 
@@ -318,7 +319,7 @@ def test_a_save_that_fails_names_the_directory(setup, tmp_path) -> None:
 def test_no_checkpoint(tmp_path) -> None:
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "checkpoints" / "7"):
         with pytest.raises(UserError, match="neither a run directory of train with a checkpoint"):
-            saving.load_for_inference(path)
+            loaded_prm.load_for_inference(path)
     (tmp_path / "checkpoints" / "7").mkdir(parents=True)
     with pytest.raises(UserError, match=r"has no prm.json"):
-        saving.load_for_inference(tmp_path)
+        loaded_prm.load_for_inference(tmp_path)

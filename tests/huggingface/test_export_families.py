@@ -14,7 +14,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.prm import apply
-from cfprm_jax.models.rotary import Llama3Scaling
+from cfprm_jax.models.rope_scaling import Llama3Scaling
 
 ENCODING = EncodingConfig(max_length=64)
 SWITCHES = {

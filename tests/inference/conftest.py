@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from cfprm_jax import synthetic
-from cfprm_jax.checkpoints.saving import LoadedPRM
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.decoder import DecoderParams
+from cfprm_jax.inference.loaded import LoadedPRM
 from cfprm_jax.inference.policy import Policy, unstacked
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params, map_specs

@@ -11,7 +11,7 @@ from cfprm_jax.inference import decoder
 from cfprm_jax.inference.decoder import BLOCK, STRIDE, Place
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.models.backbone import Backbone
-from cfprm_jax.models.rotary import Llama3Scaling
+from cfprm_jax.models.rope_scaling import Llama3Scaling
 
 
 def decode(policy, prompts, following, blocks=1, rows=None):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import cfprm_jax
+from cfprm_jax.checkpoints.model_files import write_model
 from cfprm_jax.checkpoints.saving import Checkpoints
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.errors import UserError
@@ -21,7 +22,6 @@ from cfprm_jax.inference.load import open_prm
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models.parameters import init_params, param_specs
-from cfprm_jax.run.directory import write_model
 from cfprm_jax.training.optimizer import AdamW
 from cfprm_jax.training.step import TrainState
 

@@ -11,7 +11,8 @@ from cfprm_jax.models import lora
 from cfprm_jax.models.backbone import Backbone
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import param_specs, walk
-from cfprm_jax.models.rotary import Llama3Scaling, rotary_frequencies
+from cfprm_jax.models.rope_scaling import Llama3Scaling
+from cfprm_jax.models.rotary import rotary_frequencies
 
 SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48, "rms_norm_eps": 1e-5}
 SCALING = {

@@ -13,7 +13,7 @@ from cfprm_jax.huggingface.loading import read_config
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.families import FAMILIES
 from cfprm_jax.models.parameters import count, param_specs, walk
-from cfprm_jax.models.rotary import Llama3Scaling
+from cfprm_jax.models.rope_scaling import Llama3Scaling
 
 BASE = {
     "model_type": "qwen2",

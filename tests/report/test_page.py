@@ -11,8 +11,9 @@ import re
 
 import numpy as np
 
-from cfprm_jax import bon
 from cfprm_jax.data.candidates import Candidate, parse_question
+from cfprm_jax.evaluation.options import BonConfig
+from cfprm_jax.report import best_of_n as best_of_n_report
 from cfprm_jax.report import page
 
 
@@ -73,20 +74,20 @@ def test_nothing_of_the_data_is_markup_and_nothing_is_fetched(result, tmp_path):
 
 def test_names_are_escaped(made_rows, tmp_path):
     asked = [parse_question(row, "c.jsonl:1") for row in made_rows[:1]]
-    named = bon.BonConfig(n=("2",), grader="none", resamples=100, name='<i>"a"</i>')
-    text = written(bon.evaluate(asked, named), tmp_path)
+    named = BonConfig(n=("2",), grader="none", resamples=100, name='<i>"a"</i>')
+    text = written(best_of_n_report.evaluate(asked, named), tmp_path)
     assert "<i>" not in text and "&lt;i&gt;" in text
 
 
 def test_questions_beyond_the_limit_are_counted_and_the_same_results_give_the_same_page(made_rows, tmp_path):
     asked = [parse_question(row, "c.jsonl:1") for row in made_rows]
-    limited = bon.BonConfig(n=("2",), grader="none", resamples=100, report_questions=2)
-    text = written(bon.evaluate(asked, limited), tmp_path)
+    limited = BonConfig(n=("2",), grader="none", resamples=100, report_questions=2)
+    text = written(best_of_n_report.evaluate(asked, limited), tmp_path)
     assert len(unpacked(text, "index")["questions"]) == 2
     assert "4 further questions are counted above but not shown here" in text
-    assert text == written(bon.evaluate(asked, limited), tmp_path)
-    nothing = bon.BonConfig(n=("2",), grader="none", resamples=100, report_questions=0)
-    assert unpacked(written(bon.evaluate(asked, nothing), tmp_path), "index")["questions"] == []
+    assert text == written(best_of_n_report.evaluate(asked, limited), tmp_path)
+    nothing = BonConfig(n=("2",), grader="none", resamples=100, report_questions=0)
+    assert unpacked(written(best_of_n_report.evaluate(asked, nothing), tmp_path), "index")["questions"] == []
 
 
 def test_a_text_is_cut_where_that_fits_its_scores():
@@ -99,5 +100,5 @@ def test_a_text_is_cut_where_that_fits_its_scores():
 
 def test_blocks_are_of_a_few_questions_each(made_rows, tmp_path):
     asked = [parse_question({**made_rows[0], "id": number}, "c.jsonl:1") for number in range(20)]
-    text = written(bon.evaluate(asked, bon.BonConfig(n=("2",), grader="none", resamples=100)), tmp_path)
+    text = written(best_of_n_report.evaluate(asked, BonConfig(n=("2",), grader="none", resamples=100)), tmp_path)
     assert [len(unpacked(text, f"block-{number}")) for number in range(3)] == [8, 8, 4]

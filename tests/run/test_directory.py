@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from cfprm_jax.checkpoints import model_files, prm_file
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import directory
@@ -50,10 +51,10 @@ def test_one_process_at_a_time(tmp_path) -> None:
     "text", ["{", "[]", '{"head": "linear"}', '{"encoding": {"unheard": 1}}', '{"encoding": {}}', '{"encoding": 3}']
 )
 def test_prm_files_of_another_kind(tmp_path: pathlib.Path, text: str) -> None:
-    assert directory.read_prm(tmp_path) == ({}, None)
+    assert prm_file.read_prm(tmp_path) == ({}, None)
     (tmp_path / "prm.json").write_text(text)
     with pytest.raises(UserError, match=r"prm.json: .*(expected|JSON)"):
-        directory.read_prm(tmp_path)
+        prm_file.read_prm(tmp_path)
 
 
 def test_the_backbones_generation_config_is_kept(tmp_path: pathlib.Path) -> None:
@@ -63,8 +64,8 @@ def test_the_backbones_generation_config_is_kept(tmp_path: pathlib.Path) -> None
         def save_pretrained(self, *_: object, **__: object) -> None: ...
 
     settings = (ModelConfig(), EncodingConfig(), LossConfig(), GranularityConfig())
-    directory.write_model(tmp_path / "a", {}, Tokenizer(), *settings, tmp_path)
+    model_files.write_model(tmp_path / "a", {}, Tokenizer(), *settings, tmp_path)
     assert not (tmp_path / "a" / "model" / "generation_config.json").exists()
     (tmp_path / "generation_config.json").write_text("{}")
-    directory.write_model(tmp_path / "b", {}, Tokenizer(), *settings, tmp_path)
+    model_files.write_model(tmp_path / "b", {}, Tokenizer(), *settings, tmp_path)
     assert (tmp_path / "b" / "model" / "generation_config.json").read_text() == "{}"

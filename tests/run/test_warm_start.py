@@ -13,11 +13,11 @@ import safetensors.numpy
 from tiny_runs import write_model
 
 from cfprm_jax import flags, train
-from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import EncodingConfig, ModelConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import init_params
 from cfprm_jax.run.warm_start import adopt
@@ -110,7 +110,7 @@ def test_training_goes_on_from_an_export(adapted, directories, tiny, tmp_path, c
     given += [f"--output_dir={tmp_path / 'run'}", "--compile_cache_dir="]
     assert train.main(flags.parse(train.TrainConfig, ["train", *given])) == 0
     assert "goes on     a PRM with a mlp head" in capsys.readouterr().out
-    run = saving.load_for_inference(tmp_path / "run", "float32")
+    run = loaded_prm.load_for_inference(tmp_path / "run", "float32")
     assert run.encoding == dataclasses.replace(THEIRS, max_length=128)
     assert {"--head=mlp", "--system_prompt=Judge."} <= set((tmp_path / "run" / "run.flags").read_text().splitlines())
     before, _ = loading.load_params(source, run.config)

@@ -118,6 +118,7 @@ KILLED = """
 import os, signal, sys
 from cfprm_jax.runtime import atomic
 from cfprm_jax import flags
+from cfprm_jax.runtime import config_files
 from cfprm_jax.run.options import TrainConfig
 
 function, number, directory = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -132,7 +133,7 @@ def dies(*arguments, **options):
 
 setattr(os, function, dies)
 config = flags.parse(TrainConfig, ["train", f"--output_dir={directory}", "--seed=2"])
-flags.write_config(config, directory)
+config_files.write_config(config, directory)
 """
 
 
@@ -143,17 +144,17 @@ def test_a_kill_between_writes_leaves_old_flags_or_new(tmp_path) -> None:
 
     old = flags.parse(TrainConfig, ["train", f"--output_dir={tmp_path}", "--seed=1"])
     new = flags.parse(TrainConfig, ["train", f"--output_dir={tmp_path}", "--seed=2"])
-    flags.write_config(old, tmp_path)
+    config_files.write_config(old, tmp_path)
     seeds = []
     for function, number in [(f, n) for f in ("fsync", "replace") for n in range(1, 6)]:
-        flags.write_config(old, tmp_path)
+        config_files.write_config(old, tmp_path)
         arguments = [sys.executable, "-c", KILLED, function, str(number), str(tmp_path)]
         status = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode
         if status == 0:  # fewer calls than that
             continue
         assert status == -signal.SIGKILL
         found = flags.parse(TrainConfig, ["train", f"--flagfile={tmp_path / 'run.flags'}"])
-        assert flags.as_dict(found) in (flags.as_dict(old), flags.as_dict(new))
+        assert config_files.as_dict(found) in (config_files.as_dict(old), config_files.as_dict(new))
         assert json.loads((tmp_path / "config.json").read_text())["seed"] in (1, 2)
         seeds.append(found.run.seed)
     assert {1, 2} == set(seeds)

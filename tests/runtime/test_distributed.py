@@ -16,6 +16,7 @@ from tiny_runs import ROOT, finish, free_port, rows, same_result, wait_for_step
 from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import DistributedConfig
 from cfprm_jax.errors import UserError
+from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.runtime import distributed
 from cfprm_jax.runtime.distributed import Layout, detect
 from cfprm_jax.training import step
@@ -156,7 +157,7 @@ def test_two_processes_equal_one(tiny, two, candidates) -> None:
         # The ranks of a few nearly equal scores may swap.
         assert mine.pop("eval_auroc", 0) == pytest.approx(theirs.pop("eval_auroc", 0), abs=0.02)
         assert without_none(mine) == pytest.approx(without_none(theirs), rel=1e-5, abs=1e-5)
-    loaded = [saving.load_for_inference(directory, "float32") for directory in (run, tiny.directory / "one")]
+    loaded = [loaded_prm.load_for_inference(directory, "float32") for directory in (run, tiny.directory / "one")]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *(one.params for one in loaded))
     results = [json.loads((d / "best_of_n" / "results.json").read_text()) for d in (run, tiny.directory / "one")]
     assert results[0]["rows"] == results[1]["rows"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cfprm_jax.models import split_float32
 from cfprm_jax.training import slots
 from cfprm_jax.training.slots import Compact, Moments, RoundingKey
 
@@ -23,9 +24,9 @@ def uniform(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
 @given(floats)
 def test_masters_are_exact(values: list[float]) -> None:
     x = jnp.asarray(values, jnp.float32)
-    high, low = slots.split_float32(x)
+    high, low = split_float32.split_float32(x)
     np.testing.assert_array_equal(
-        jax.lax.bitcast_convert_type(slots.join_float32(high, low), jnp.uint32),
+        jax.lax.bitcast_convert_type(split_float32.join_float32(high, low), jnp.uint32),
         jax.lax.bitcast_convert_type(x, jnp.uint32),
     )
     assert high.dtype == jnp.bfloat16 and low.dtype == jnp.int16
@@ -33,17 +34,17 @@ def test_masters_are_exact(values: list[float]) -> None:
 
 def test_the_upper_half_is_the_nearest_bfloat16() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=10_000), jnp.float32)
-    np.testing.assert_array_equal(slots.split_float32(x)[0], x.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(split_float32.split_float32(x)[0], x.astype(jnp.bfloat16))
     # A tie, which IEEE gives to the even neighbour, and half of whose cases int16 cannot hold.
     tie = jax.lax.bitcast_convert_type(jnp.asarray([0x3F808000, 0xBF808000], jnp.uint32), jnp.float32)
-    high, low = slots.split_float32(tie)
+    high, low = split_float32.split_float32(tie)
     np.testing.assert_array_equal(np.abs(high.astype(jnp.float32)), 1 + 2.0**-7)
     np.testing.assert_array_equal(low, -(2**15))
 
 
 def test_weights_that_are_bfloat16_have_no_lower_half() -> None:
     x = jnp.asarray([0.02, -1.5, 0.0], jnp.bfloat16)
-    high, low = slots.split_float32(x.astype(jnp.float32))
+    high, low = split_float32.split_float32(x.astype(jnp.float32))
     np.testing.assert_array_equal(high, x)
     assert not low.any()
 

@@ -6,13 +6,13 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+from cfprm_jax.checkpoints.prm_file import PRM_FILE
 from cfprm_jax.config import ENCODINGS, MARKER
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.published_heads import VALUE_HEAD
 from cfprm_jax.huggingface.safetensors_files import list_directory
 from cfprm_jax.inference.encodings.math_shepherd import TAG
-from cfprm_jax.run.directory import PRM_FILE
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 _CARD = "README.md"

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface.chat_template import render
+from cfprm_jax.model_directory.chat_template import render
 
 MESSAGES = [
     {"role": "system", "content": "Be <b>."},

@@ -14,8 +14,8 @@ from cfprm_jax import synthetic
 from cfprm_jax.config import EncodingConfig
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface.reserved_tokens import reserved_token
-from cfprm_jax.huggingface.tokenizer_files import load_tokenizer, marker_id, marker_origin, save_tokenizer
+from cfprm_jax.model_directory.reserved_tokens import reserved_token
+from cfprm_jax.model_directory.tokenizer_files import load_tokenizer, marker_id, marker_origin, save_tokenizer
 
 WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=2, solutions_per_problem=1, candidates_per_problem=1)
 LLAMA, MISTRAL, TEKKEN = "<|reserved_special_token_0|>", "[control_8]", "<SPECIAL_20>"

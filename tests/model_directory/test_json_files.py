@@ -7,8 +7,8 @@ import os
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import json_files
-from cfprm_jax.huggingface.json_files import read_object
+from cfprm_jax.model_directory import json_files
+from cfprm_jax.model_directory.json_files import read_object
 
 
 @pytest.mark.parametrize(

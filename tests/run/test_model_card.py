@@ -16,11 +16,12 @@ from cfprm_jax.checkpoints.saving import Checkpoints
 from cfprm_jax.config import EncodingConfig, GranularityConfig, ReadConfig
 from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer, marker_id
-from cfprm_jax.huggingface import loading, model_card
+from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.export import FORMATS
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.run import summary
+from cfprm_jax.run import model_card, summary
 from cfprm_jax.run.directory import write_corpus
+from cfprm_jax.runtime import config_files
 
 QUESTION, STEPS = "What is 2 + 3 * 4?", ["First, 3 * 4 = 12.", "Then 2 + 12 = 14. The answer is \\boxed{14}."]
 ROW = {"n": 8, "method": "best_of_n", "aggregation": "min", "accuracy": 0.75, "ci95": [0.7, 0.8]}
@@ -48,7 +49,7 @@ def run(world, tmp_path_factory):
     from cfprm_jax import flags
 
     directory = tmp_path_factory.mktemp("run")
-    options = flags.as_dict(flags.parse(train.TrainConfig, ["train", "--c_max=2", "--train_data=a/b.jsonl"]))
+    options = config_files.as_dict(flags.parse(train.TrainConfig, ["train", "--c_max=2", "--train_data=a/b.jsonl"]))
     options["model"] = "/cache/models--Qwen--Qwen2.5-Math-7B/snapshots/0a1b"
     corpus = open_corpus(
         (str(world.train),),

@@ -8,7 +8,7 @@ import pytest
 
 from cfprm_jax.config import EncodingConfig, option
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import file_schemas, schema
+from cfprm_jax.model_directory import file_schemas, schema
 
 
 def fault_of(kind, value):

@@ -22,8 +22,8 @@ import transformers
 
 from cfprm_jax.config import MARKER
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import chat_template, file_schemas, reserved_tokens, schema
-from cfprm_jax.huggingface.json_files import MIB, read_bytes, read_object
+from cfprm_jax.model_directory import chat_template, file_schemas, reserved_tokens, schema
+from cfprm_jax.model_directory.json_files import MIB, read_bytes, read_object
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL = "special_tokens_map.json"

@@ -8,7 +8,7 @@ million layers.
 from __future__ import annotations
 
 from cfprm_jax.config import EncodingConfig, ModelConfig
-from cfprm_jax.huggingface.schema import (
+from cfprm_jax.model_directory.schema import (
     BOOLEAN,
     TEXT,
     Fault,

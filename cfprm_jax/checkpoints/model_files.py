@@ -1,0 +1,86 @@
+"""model/ of a run directory: all that scoring and export need beside the weights, and the checksums of its files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from cfprm_jax.checkpoints import prm_file
+from cfprm_jax.checkpoints.prm_file import PRM_FILE
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig
+from cfprm_jax.errors import UserError
+from cfprm_jax.model_directory.tokenizer_files import marker_origin, save_tokenizer
+from cfprm_jax.runtime import atomic, digests
+
+GENERATION = "generation_config.json"
+MODEL = "model"
+MODEL_CHECKSUMS = "checksums.json"
+
+
+def write_model(
+    output_dir: pathlib.Path,
+    backbone_config: dict[str, Any],
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    model: ModelConfig,
+    encoding: EncodingConfig,
+    loss: LossConfig,
+    granularity: GranularityConfig,
+    source: pathlib.Path | None = None,
+    lora: Mapping[str, Any] | None = None,
+) -> None:
+    """model/: all that scoring and export need beside the weights.
+
+    Args:
+      backbone_config: config.json of the backbone as it was read.
+      source: directory of the backbone, whose generation_config.json is kept if it has one.
+      lora: adapters and where their backbone is, of a run that trains adapters.
+    """
+    prm = prm_file.described(model, encoding, loss, granularity, marker_origin(tokenizer), lora)
+    with atomic.updated_directory(output_dir / MODEL) as directory:
+        save_tokenizer(tokenizer, directory)
+        atomic.write_json(directory / "config.json", backbone_config)
+        if source is not None and (source / GENERATION).is_file():
+            shutil.copyfile(source / GENERATION, directory / GENERATION)
+        atomic.write_json(directory / PRM_FILE, prm)
+        written = sorted(path.name for path in directory.iterdir())
+        atomic.write_json(directory / MODEL_CHECKSUMS, {name: _model_digest(directory / name) for name in written})
+
+
+def check_model(directory: pathlib.Path) -> None:
+    """Compare the files of model/ with what the run wrote; runs of earlier versions have nothing to compare with.
+
+    Raises:
+      UserError: naming a file that has changed or is missing.
+    """
+    path = directory / MODEL_CHECKSUMS
+    if not path.is_file():
+        return
+    again = "train --resume=auto of the run writes it again"
+    try:
+        written = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}; {again}") from error
+    for name, digest in written.items():
+        if not (directory / name).is_file():
+            raise UserError(f"{directory / name} is missing; {again}")
+        if _model_digest(directory / name) != digest:
+            raise UserError(
+                f"{directory / name} has changed since the run wrote it (its SHA-256 is not that in {path}); {again}; "
+                f"after a change that is meant, delete {path}"
+            )
+
+
+def _model_digest(path: pathlib.Path) -> str:
+    """Of a file of model/. Where the backbone of adapters is may be changed in prm.json: it may have moved."""
+    if path.name == PRM_FILE:
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            prm = json.loads(path.read_text(encoding="utf-8"))
+            lora = prm.get("lora") and {**prm["lora"], "backbone": None}
+            return digests.of_json({**prm, "lora": lora})
+    return digests.of_file(path)

@@ -1,0 +1,124 @@
+"""A Best-of-N evaluation from scored candidates to results.json and report.html."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from cfprm_jax.data.candidates import Question, read_candidates
+from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics
+from cfprm_jax.evaluation.options import BonConfig
+from cfprm_jax.evaluation.pool import make_pool
+from cfprm_jax.grading.grader import Grader
+from cfprm_jax.report import page, results
+from cfprm_jax.runtime import config_files
+
+# More processes than this wait for the one that reads.
+_MOST_PROCESSES = 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """What bon finds.
+
+    Attributes:
+      outcome: the object of results.json.
+      page: what report.html holds of the candidates.
+    """
+
+    outcome: dict[str, Any]
+    page: page.Data
+
+    @property
+    def summary(self) -> str:
+        """The main table with its caption."""
+        return results.summary(self.outcome)
+
+
+def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Iterable[Question] | None = None) -> Result:
+    """All that the command finds, for scored candidates from a file or from memory.
+
+    Args:
+      questions2: the same questions scored by a second system.
+
+    Raises:
+      UserError: a question has fewer candidates than the largest n, a candidate was never scored, the grader has
+        nothing to go by, or the two systems have different questions.
+    """
+    collector, steps = page.Collector(config.report_questions), diagnostics.Collector()
+    with Grader(config.grader, config.grade_seconds, config.grade_processes or _processors()) as grader:
+        pool = make_pool(collector.watch(grader.judge(_collected(questions, steps))), config.aggregation)
+        best_of_n.check_sizes(pool, config.sizes)
+        grading = grader.report()
+        second = None if questions2 is None else make_pool(grader.judge(questions2), config.aggregation)
+    parts, members = breakdown.parts(pool)
+    found = best_of_n.outcomes(pool, config.sizes, config.draws, config.seed, members)
+    measured = [found]
+    comparison: list[breakdown.Difference] = []
+    if second is not None:
+        second = breakdown.aligned(pool, second)
+        measured.append(best_of_n.outcomes(second, config.sizes, config.draws, config.seed, members))
+        comparison = breakdown.compare(found, measured[1], config.resamples, config.seed)
+    rows = [
+        results.PartRows(
+            part,
+            int(members[number].sum()),
+            *(best_of_n.rows(each, members, number, config.resamples, config.seed) for each in measured),
+        )
+        for number, part in enumerate(parts)
+    ]
+    outcome = results.results(
+        {**config_files.as_dict(config), "n": list(config.sizes)},
+        (config.name, config.name2)[: len(measured)],
+        pool,
+        rows,
+        grading,
+        breakdown.correlations(pool, config.sizes),
+        comparison,
+        steps.result(),
+    )
+    return Result(outcome, collector.data(pool, max(config.sizes)))
+
+
+def _collected(questions: Iterable[Question], collector: diagnostics.Collector) -> Iterator[Question]:
+    """The same questions; the scores of their candidates are collected as they pass by."""
+    for question in questions:
+        for candidate in question.candidates:
+            # Logits tell apart what scores, which round to 1, do not.
+            scores = candidate.step_scores if candidate.step_logits is None else candidate.step_logits
+            collector.add(scores, candidate.steps)
+        yield question
+
+
+def _processors() -> int:
+    return min(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _MOST_PROCESSES
+    )
+
+
+def write(result: Result, directory: str | pathlib.Path) -> None:
+    """Write everything but the picture, which takes longer than all else, into a directory that exists."""
+    results.write(result.outcome, directory)
+    page.write(result.outcome, result.page, pathlib.Path(directory) / results.PAGE)
+
+
+def read(inputs: Sequence[str]) -> Iterator[Question]:
+    """The questions of --input or --input2. Where there are several, rows without a data set get their file's name.
+
+    Raises:
+      UserError: what read_candidates raises, or a question of one data set that occurs in two inputs.
+    """
+    seen: dict[tuple[str | None, str | int], str] = {}
+    for name in inputs:
+        for question in read_candidates(name):
+            if len(inputs) > 1 and question.dataset is None:
+                question = dataclasses.replace(question, dataset=pathlib.Path(name).name.partition(".json")[0])
+            key = (question.dataset, question.id)
+            if key in seen:
+                raise UserError(f'{question.source}: "id" {question.id!r} was already that of {seen[key]}')
+            seen[key] = question.source
+            yield question

@@ -1,0 +1,67 @@
+"""Configurations as JSON objects and as flag files: what a command writes beside its output."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from cfprm_jax.runtime import atomic
+
+_LISTS = flags.CsvListSerializer(",")
+
+
+def as_flags(config: Any) -> list[str]:
+    """The flags that give this configuration, one a field, in the order of the fields."""
+    out = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            out += as_flags(value)
+        elif field.metadata:
+            text = _LISTS.serialize(list(value)) if field.metadata["kind"] == "list" else value
+            text = str(text).lower() if field.metadata["kind"] == "bool" else text
+            out.append(f"--{field.name}={text}")
+    return out
+
+
+def flag_file(config: Any) -> str:
+    """The text of a flag file that gives this configuration."""
+    return "".join(f"{quoted(flag)}\n" for flag in as_flags(config))
+
+
+def quoted(flag: str) -> str:
+    """A flag as a line of a flag file; a value that would not survive there is a JSON string."""
+    name, _, value = flag.partition("=")
+    if value == value.strip() and value.isprintable() and not value.startswith('"'):
+        return flag
+    # No escape but \uXXXX: a "\times" in quotes, written by hand, is then not of this form and stays what it is.
+    escaped = (c if c.isprintable() and c not in '"\\' else _escaped(c) for c in value)
+    return f'{name}="{"".join(escaped)}"'
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """The configuration as one flat JSON object, flag name to value."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            flat.update(as_dict(value))
+        elif field.metadata:
+            flat[field.name] = value
+    return flat
+
+
+def write_config(config: Any, directory: str | pathlib.Path) -> None:
+    """Write the resolved configuration into directory: config.json, and run.flags, which --flagfile takes."""
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(directory / "config.json", as_dict(config))
+    atomic.write_text(directory / "run.flags", flag_file(config))
