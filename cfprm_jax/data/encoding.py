@@ -63,15 +63,24 @@ class Encoded:
 class Encoder:
     """Encodes solutions with one tokenizer and one set of options. Not for several threads at once."""
 
-    def __init__(self, tokenizer: transformers.PreTrainedTokenizerBase, config: EncodingConfig) -> None:
-        """Raises UserError when the tokenizer has no chat template or the marker is not one token of it."""
+    def __init__(
+        self, tokenizer: transformers.PreTrainedTokenizerBase, config: EncodingConfig, *, prompts_only: bool = False
+    ) -> None:
+        """Prepares the tokenizer.
+
+        Args:
+          prompts_only: only solutions without steps are encoded, for which the tokenizer needs no marker.
+
+        Raises:
+          UserError: the tokenizer has no chat template, or the marker is not one token of it.
+        """
         self.config = config
-        self.marker_id = marker_id(tokenizer, config.marker)
+        self.marker_id = None if prompts_only else marker_id(tokenizer, config.marker)
         check_chat_template(tokenizer)
         self._tokenizer = tokenizer
         self._whole: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-        self._plain = plain_tokenizer(self._whole, config.marker)
-        if self.marker_id in self._plain.encode(config.marker, add_special_tokens=False).ids:
+        self._plain = plain_tokenizer(self._whole, None if prompts_only else config.marker)
+        if not prompts_only and self.marker_id in self._plain.encode(config.marker, add_special_tokens=False).ids:
             raise UserError(
                 f"--marker={config.marker!r} is an ordinary word of the tokenizer in {tokenizer.name_or_path}, so that "
                 "text could hold it: it must be an added token"
@@ -138,6 +147,8 @@ class Encoder:
 
     def _tokenise_windows(self, texts: Iterable[str]) -> None:
         new = [text for text in dict.fromkeys(texts) if text not in self._windows]
+        if new and self.marker_id is None:
+            raise ValueError("steps for an encoder of prompts only")
         for text, encoding in zip(new, self._plain.encode_batch_fast(new, add_special_tokens=False), strict=True):
             self._windows[text] = np.array([*encoding.ids, self.marker_id], np.int32)
 

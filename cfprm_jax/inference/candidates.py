@@ -26,7 +26,8 @@ def encode_prompts(
     context, bound = policy.config.backbone.longest
     room = context - max_new_tokens
     encoding = EncodingConfig(max_length=context, system_prompt=system_prompt)
-    encoded = Encoder(policy.tokenizer, encoding).encode_many([(q.question, (), None) for q in questions])
+    items = [(q.question, (), None) for q in questions]
+    encoded = Encoder(policy.tokenizer, encoding, prompts_only=True).encode_many(items)
     # A prompt over the context comes out empty.
     long = [
         question.source

@@ -21,6 +21,7 @@ from cfprm_jax.inference.compute_dtype import compute_dtype
 from cfprm_jax.inference.decoder import DecoderParams
 from cfprm_jax.model_directory import file_schemas, schema
 from cfprm_jax.model_directory.json_files import read_object
+from cfprm_jax.model_directory.tokenizer_files import check_chat_template
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import param_specs
 from cfprm_jax.sharding import rules
@@ -61,7 +62,8 @@ def open_policy(directory: str | pathlib.Path, dtype: str, mesh: Mesh) -> Policy
     # One prompt is short, and is computed once for all its candidates: no kernel is worth its limits here.
     config = PRMConfig(backbone=backbone, dtype=dtype, attention="xla")
     head = None if backbone.tie_word_embeddings else _lm_head(directory, (backbone.vocab_size, backbone.hidden_size))
-    tokenizer = load_tokenizer(directory, vocab_size=backbone.vocab_size)
+    tokenizer = load_tokenizer(directory, None, backbone.vocab_size)  # a policy needs no marker
+    check_chat_template(tokenizer)
     stops = stop_ids(directory, raw, tokenizer)
     specs = param_specs(config)
     shardings = rules.param_shardings(mesh, specs)

@@ -158,6 +158,16 @@ def test_saved_and_loaded_again_it_encodes_the_same(tokenizer, encoder, tmp_path
     assert transformers.AutoTokenizer.from_pretrained(str(tmp_path)).chat_template == tokenizer.chat_template
 
 
+def test_prompts_need_no_marker(encoder, tmp_path, make_tokenizer):
+    make_tokenizer(tmp_path, special=("<|pad|>", "<|start|>", "<|end|>"))
+    prompts = Encoder(load_tokenizer(tmp_path, None), CONFIG, prompts_only=True)
+    for question in ("q", "q <|end|> <extra_0>"):
+        whole, found = (each.encode(question, []).tokens.tolist() for each in (encoder, prompts))
+        assert encoder._tokenizer.decode(whole) == prompts._tokenizer.decode(found)
+    with pytest.raises(ValueError, match="prompts only"):
+        prompts.encode("q", ["a"])
+
+
 class TestErrors:
     def test_a_marker_that_the_tokenizer_splits(self, tmp_path, make_tokenizer):
         make_tokenizer(tmp_path, special=("<|start|>", "<|end|>"))
