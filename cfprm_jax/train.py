@@ -27,45 +27,34 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
-import transformers
 from jax.sharding import Mesh
 
 from cfprm_jax import flags
-from cfprm_jax.checkpoints import adapters, model_files, retention, saving
+from cfprm_jax.checkpoints import model_files, retention, saving
 from cfprm_jax.config import DistributedConfig
 from cfprm_jax.data.candidates import Question
-from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Batch, Loader, difference
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import safetensors_files
 from cfprm_jax.inference import load as load_inference
 from cfprm_jax.inference.rows import scored_questions
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.models.lora import Lora
 from cfprm_jax.run import directory as run_directory
-from cfprm_jax.run import evaluation, inputs, loop, summary, validate
-from cfprm_jax.run.inputs import Data, Network, Say, Sources
+from cfprm_jax.run import evaluation, inputs, loop, validate
+from cfprm_jax.run.inputs import Network, Say, Sources
 from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.setup import Adapted, Setup, setup
 from cfprm_jax.runtime import config_files, devices, digests, disk, distributed, out_of_memory
 from cfprm_jax.runtime.distributed import Processes, StopVote
 from cfprm_jax.runtime.progress import duration
 from cfprm_jax.sharding import session
-from cfprm_jax.training import flops, initial_state, program
-from cfprm_jax.training.program import Program
+from cfprm_jax.training import flops
 
 MODEL_CONTENT = "content of the model"
-
-
-class Adapted(NamedTuple):
-    """What a run with adapters has besides."""
-
-    lora: Lora
-    base: adapters.Base
-    record: dict[str, Any]  # for prm.json
 
 
 def main(config: TrainConfig, asked: StopSignal | None = None) -> int:
@@ -119,16 +108,8 @@ def run_on(
     config = inputs.go_on_from_prm(config, sources, say)
     # Where it runs is no part of a run, which may go on anywhere.
     kept = dataclasses.replace(config, distributed=DistributedConfig())
-    network = inputs.open_network(config, sources, mesh)
-    weights = "float32" if network.adapters is None else config.model.dtype
-    say(f"model       {summary.model(network.config, str(sources.model), weights)}")
-    tokenizer = load_tokenizer(sources.model, config.encoding.marker, network.config.backbone.vocab_size)
-    with processes.one_after_the_first():
-        data = inputs.open_data(config, sources, tokenizer, mesh, say)
-    num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
-    say(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
-
-    built, adapted = build(config, network, sources, num_steps, mesh, say)
+    made = setup(config, mesh, sources, say=say, turns=processes.one_after_the_first)
+    network, data, num_steps, built, adapted = made.network, made.data, made.num_steps, made.program, made.adapted
     own = fingerprint(config, data.loader, num_steps, adapted, model_content(sources, network.raw))
     # Another mesh or another time to evaluate in one process would leave the others waiting for it.
     processes.require_equal("what is trained", {**config_files.as_dict(kept), **own, "JAX": jax.__version__})
@@ -153,9 +134,7 @@ def run_on(
         if config.run.resume != "never":
             say(f"resume      {output_dir} has no checkpoint yet: from the start")
         with watch.explained():
-            state, source = initial_state.create(
-                built, sources.model, sources.init, config.run.seed, adapted and adapted[:2]
-            )
+            state, source = made.create_state()
         say(f"weights     {source}")
     with contextlib.ExitStack() as stack, processes.guard(), watch.explained():
         stop = StopVote(stack.enter_context(asked.installed()), chosen, processes.count)
@@ -175,7 +154,7 @@ def run_on(
             del restored  # its state is donated to the next step
         log: Log = SilentLog()
         if processes.first:
-            write_description(kept, output_dir, network, tokenizer, data, sources, adapted)
+            write_description(kept, output_dir, made)
             log = stack.enter_context(contextlib.closing(MetricLog(output_dir, start, evaluated)))
         stream = sys.stdout if processes.first else io.StringIO()
         progress = Progress(stream, start, num_steps, config.run.log_every, peak_flops=peak_flops(config, chosen))
@@ -195,44 +174,20 @@ def run_on(
     return 0
 
 
-def build(
-    config: TrainConfig, network: Network, sources: Sources, num_steps: int, mesh: Mesh, say: Say
-) -> tuple[Program, Adapted | None]:
-    """The steps to compile, and of a run with adapters what they are trained on, which is loaded here."""
-    built = program.build(
-        network.config, config.loss, config.optimizer, num_steps, mesh, network.adapters, config.model.deterministic
-    )
-    if network.adapters is None:
-        return built, None
-    dtype, key = config.model.dtype, jax.random.key(config.run.seed)
-    record = adapters.record(network.adapters, sources.model, dtype)
-    base = adapters.load_base(sources.model, network.config, dtype, mesh, key)
-    say(f"adapters    {adapters.describe(network.config, network.adapters, dtype)}")
-    return built.bind(base.frozen), Adapted(network.adapters, base, record)
-
-
-def write_description(
-    config: TrainConfig,
-    output_dir: pathlib.Path,
-    network: Network,
-    tokenizer: transformers.PreTrainedTokenizerBase,
-    data: Data,
-    sources: Sources,
-    adapted: Adapted | None,
-) -> None:
+def write_description(config: TrainConfig, output_dir: pathlib.Path, made: Setup) -> None:
     """All files of a run directory that are written once."""
     config_files.write_config(config, output_dir)
-    run_directory.write_corpus(output_dir, data.report)
+    run_directory.write_corpus(output_dir, made.data.report)
     model_files.write_model(
         output_dir,
-        network.raw,
-        tokenizer,
+        made.network.raw,
+        made.tokenizer,
         config.model,
         config.encoding,
         config.loss,
         config.granularity,
-        sources.model,
-        None if adapted is None else adapted.record,
+        made.sources.model,
+        None if made.adapted is None else made.adapted.record,
     )
 
 

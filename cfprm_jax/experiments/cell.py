@@ -16,24 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
-from cfprm_jax.config import LossConfig, OptimizerConfig
 from cfprm_jax.data.candidates import read_candidates
-from cfprm_jax.data.corpus import open_corpus
-from cfprm_jax.data.encoding import Encoder, load_tokenizer
-from cfprm_jax.data.loader import Loader
+from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.errors import UserError
 from cfprm_jax.grading.grader import Grader
-from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.loaded import LoadedPRM
 from cfprm_jax.inference.scorer import Item, Plan, Scorer
-from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.run import inputs
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import caches, digests
+from cfprm_jax.run.setup import setup
+from cfprm_jax.runtime import digests
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program
 
@@ -122,41 +118,13 @@ class Bench:
         Raises:
           UserError: what the command raises, or a loss that is not finite.
         """
-        model = config.model
-        backbone, _ = loading.read_config(model.model)
-        backbone.refuse_length(config.encoding.max_length)
-        attention = rules.attention_backend(model.attention, self._mesh, backbone, model.dtype)
-        network = PRMConfig(backbone, model.head, model.dtype, attention, model.remat)
-        tokenizer = load_tokenizer(model.model, config.encoding.marker, backbone.vocab_size)
-        corpus = open_corpus(
-            config.train_data,
-            config.read,
-            config.granularity,
-            config.encoding,
-            tokenizer,
-            caches.cache_directory(config.run.data_cache_dir, "corpora"),
+        made = setup(
+            config, self._mesh, inputs.materialise(config, pathlib.Path(config.run.output_dir)), build=_program
         )
-        loader = Loader(
-            corpus,
-            config.granularity,
-            config.packing,
-            config.encoding,
-            config.run.seed,
-            rules.row_multiple(self._mesh) * config.optimizer.accumulation,
-        )
-        num_steps = min(loader.num_steps, config.run.max_steps or loader.num_steps)
-        built = _program(network, config.loss, config.optimizer, num_steps, self._mesh)
-        params, _ = loading.load_params(
-            model.model,
-            network,
-            shardings=built.param_shardings,
-            dtype=jnp.float32,
-            head_key=jax.random.key(config.run.seed),
-        )
-        state = built.init_state(params)
-        del params
+        built, num_steps = made.program, made.num_steps
+        state, _ = made.create_state()
         losses, tokens = [], 0
-        with contextlib.closing(loader.iterator()) as batches:
+        with contextlib.closing(made.data.loader.iterator()) as batches:
             for _ in range(num_steps):
                 batch = next(batches)
                 state, metrics = built.train_step(state, rules.put_batch(batch.packed, built.batch_shardings))
@@ -167,7 +135,9 @@ class Bench:
         values = np.asarray(jax.device_get(losses))
         if not np.isfinite(values).all():
             raise UserError(f"the loss of step {int(np.flatnonzero(~np.isfinite(values))[0]) + 1} is not finite")
-        loaded = LoadedPRM(dataclasses.replace(network, remat="none"), params, tokenizer, config.encoding, {})
+        loaded = LoadedPRM(
+            dataclasses.replace(made.network.config, remat="none"), params, made.tokenizer, config.encoding, {}
+        )
         return Outcome(
             num_steps,
             tokens,
@@ -197,12 +167,8 @@ class Bench:
         return right
 
 
-@functools.lru_cache(maxsize=32)
-def _program(
-    network: PRMConfig, loss: LossConfig, optimizer: OptimizerConfig, num_steps: int, mesh: Mesh
-) -> program.Program:
-    """Kept, so that cells which differ in seed or data alone do not compile again."""
-    return program.build(network, loss, optimizer, num_steps, mesh)
+# Kept, so that cells which differ in seed or data alone do not compile again.
+_program = functools.lru_cache(maxsize=32)(program.build)
 
 
 def _aggregate(logits: Float[np.ndarray, " steps"] | None, aggregation: str) -> float:
