@@ -80,7 +80,8 @@ class Point:
 
 def compile_step(built: program.Program, batch: PackedBatch) -> Any:
     """The compiled step for batches of these shapes; nothing is computed."""
-    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, built.batch_shardings)
+    shardings = jax.tree.broadcast(built.batch_shardings, batch)
+    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, shardings)
     step: Any = built.train_step
     return step.lower(built.abstract_state(), shapes).compile()
 

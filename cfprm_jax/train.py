@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from cfprm_jax.evaluation.options import BonConfig
-from cfprm_jax.report import best_of_n as best_of_n_report
 from cfprm_jax.runtime import process
 
 if __name__ == "__main__":
@@ -38,10 +36,12 @@ from cfprm_jax.config import DistributedConfig
 from cfprm_jax.data.candidates import Question
 from cfprm_jax.data.loader import Batch, Loader, difference
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.huggingface import safetensors_files
 from cfprm_jax.inference import load as load_inference
 from cfprm_jax.inference.rows import scored_questions
 from cfprm_jax.inference.scorer import Scorer
+from cfprm_jax.report import best_of_n as best_of_n_report
 from cfprm_jax.run import directory as run_directory
 from cfprm_jax.run import evaluation, inputs, loop, validate
 from cfprm_jax.run.inputs import Network, Say, Sources

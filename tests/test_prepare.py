@@ -256,7 +256,9 @@ def test_a_full_disk_is_told_and_leaves_no_output(tmp_path, capsys, monkeypatch)
     original = pathlib.Path.open
 
     def full(path, *arguments, **options):
-        return original(pathlib.Path("/dev/full") if path.suffix == ".partial" else path, *arguments, **options)
+        if ".partial-" in path.name:
+            return original(pathlib.Path("/dev/full"), "wb")
+        return original(path, *arguments, **options)
 
     monkeypatch.setattr(pathlib.Path, "open", full)
     for name in ("o.jsonl", "o.jsonl.gz"):

@@ -30,6 +30,8 @@ class Interrupt:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupt())
+# As a terminal starts it: a test run in the background inherits an ignored SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module(f"cfprm_jax.{sys.argv[1]}", run_name="__main__", alter_sys=True)
 """
 

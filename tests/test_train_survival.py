@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tiny) -> None:
     raw[::16] = bytes(byte ^ 4 for byte in raw[::16])  # some bytes may be of what was written over, and not be read
     largest.write_bytes(raw)
     text = finish(tiny.start([*tiny.arguments("damaged"), "--resume=auto"]))
-    before = newest - newest % 3  # a checkpoint every 3 steps, and one at the end
+    before = newest - (newest % 3 or 3)  # a checkpoint every 3 steps, and one at the end
     assert re.search(
         rf"resume      checkpoint .*/checkpoints/{newest} is damaged: .*; it is set aside as .*\.damaged", text
     )
@@ -93,6 +93,7 @@ def test_the_best_stays_and_nothing_compiles_twice(tiny) -> None:
     """Evaluations, checkpoints and a resume: one compilation of the step and of the evaluation in each process."""
     run = tiny.directory / "best_kept"
     options = {"eval_every": 2, "keep_best": "auroc", "keep_checkpoints": 1, "checkpoint_every": 1000, "max_steps": 12}
+    options["learning_rate"] = 0.1  # so large that the best is not the last
     text = finish(tiny.start(tiny.arguments("best_kept", **options), JAX_LOG_COMPILES="1"))
     assert (compilations(text, "train_step"), compilations(text, "step")) == (1, 1)
     curve = {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row}

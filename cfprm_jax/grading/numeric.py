@@ -32,7 +32,7 @@ def near(one: Any, other: Any) -> bool:
     values = [value.doit() for value in (one, other)]
     if values[0] == values[1]:
         return True
-    first, second = (sympy.N(value, _DIGITS) for value in values)
+    first, second = (value.evalf(_DIGITS) for value in values)
     size = max(abs(first), abs(second))
     if not size.is_finite:
         return True
@@ -43,4 +43,8 @@ def _ordered(elements: Any) -> list[Any]:
     import sympy
 
     values = list(elements.args)
-    return values if isinstance(elements, sympy.Tuple) else list(sympy.ordered(values, keys=sympy.N, default=True))
+    return (
+        values
+        if isinstance(elements, sympy.Tuple)
+        else list(sympy.ordered(values, keys=lambda value: value.evalf(), default=True))
+    )

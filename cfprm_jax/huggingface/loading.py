@@ -95,6 +95,8 @@ def read_config(directory: str | pathlib.Path) -> tuple[BackboneConfig, dict[str
     if not path.parent.is_dir():
         raise no_such_directory(directory)
     if not path.exists():
+        if (path.parent / "adapter_config.json").is_file():
+            raise UserError(f"{path.parent}: holds adapters of PEFT alone; merge them into their backbone first")
         raise UserError(f"{path}: no such file; expected a Hugging Face directory")
     raw = read_object(path)
     try:

@@ -141,6 +141,7 @@ def test_a_kill_between_writes_leaves_old_flags_or_new(tmp_path) -> None:
     """At every fsync and every rename of write_config: run.flags can be read by --flagfile, and is one of the two."""
     from cfprm_jax import flags
     from cfprm_jax.run.options import TrainConfig
+    from cfprm_jax.runtime import config_files
 
     old = flags.parse(TrainConfig, ["train", f"--output_dir={tmp_path}", "--seed=1"])
     new = flags.parse(TrainConfig, ["train", f"--output_dir={tmp_path}", "--seed=2"])

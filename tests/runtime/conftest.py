@@ -1,0 +1,3 @@
+"""A toy model under the real train step."""
+
+from training_fixtures import batch, setup  # noqa: F401
