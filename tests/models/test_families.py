@@ -67,6 +67,7 @@ def test_hidden_states_equal_transformers(name, make_reference, make_rows, tmp_p
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_scaled_frequencies_are_those_of_transformers(head_dim, factor):
+    pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     theirs = transformers.LlamaConfig(
         head_dim=head_dim, rope_parameters={**SCALED["rope_parameters"], "factor": factor}
