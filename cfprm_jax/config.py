@@ -434,6 +434,18 @@ class LossConfig(Options):
         lower=0.0,
         upper=1000.0,
     )
+    redundancy_weight: float = option(
+        0.0,
+        "Weight of a second output of the reward head beside the loss: binary cross-entropy of whether a step is right "
+        "but of no use, which is PRM800K's rating 0 against 1 (a step rated -1 has no target). 0 is without it.",
+        lower=0.0,
+        upper=100.0,
+    )
+
+    @property
+    def redundancy(self) -> bool:
+        """Whether the reward head has a redundancy output."""
+        return self.redundancy_weight > 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

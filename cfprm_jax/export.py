@@ -44,6 +44,9 @@ class ExportConfig(Options):
     )
     output_dir: str = option("", "Directory to write; it must be empty or not there.")
     dtype: str = option("bfloat16", "Type of the weights written.", choices=("bfloat16", "float32"))
+    drop_redundancy: bool = option(
+        False, "Leave out a redundancy output, for the formats that have no room for it; the scores are the same."
+    )
     base_model: str = option(
         "",
         "ORGANISATION/NAME of the backbone on the hub, for the model card and for PEFT; empty takes it from the "
@@ -91,6 +94,8 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     # The checkpoint's own float32, so that the type that is asked for is rounded to once.
     loaded = load_for_inference(config.checkpoint, dtype="float32", say=_say_of_checkpoint)
     _say_of_checkpoint(str(_checkpoint(config, loaded.meta["step"])))
+    if config.drop_redundancy:
+        loaded = without_redundancy(loaded)
     check_export(output_dir, loaded.config, config.format, config.dtype)
     texts = _texts(config, loaded, loaded.meta["step"])
     kept = locate(config.checkpoint)[0] / MODEL / GENERATION
@@ -109,10 +114,19 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     )
 
 
+def without_redundancy(loaded: LoadedPRM) -> LoadedPRM:
+    """The PRM without its redundancy output, if it has one."""
+    head = {name: value for name, value in loaded.params["head"].items() if name != "redundancy"}
+    network = dataclasses.replace(loaded.config, redundancy=False)
+    return dataclasses.replace(loaded, config=network, params={**loaded.params, "head": head})
+
+
 def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     from cfprm_jax.huggingface.peft import export_adapters
     from cfprm_jax.inference.loaded import load_adapters
 
+    if config.drop_redundancy:
+        raise UserError(f"--drop_redundancy is for whole models: --format={config.format} has room for the output")
     loaded = load_adapters(config.checkpoint, say=_say_of_checkpoint)
     _say_of_checkpoint(str(_checkpoint(config, loaded.step)))
     return export_adapters(
@@ -154,6 +168,7 @@ def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) 
         marker_id(loaded.tokenizer, loaded.encoding.marker),
         model_card.read_training(_checkpoint(config, step)),
         _base_model(config, loaded, step),
+        redundancy=loaded.config.redundancy,
     )
     return {"README.md": card, "export.flags": config_files.flag_file(config)}
 

@@ -231,6 +231,8 @@ def _row(trajectory: Trajectory) -> bytes:
         "granularity": trajectory.granularity,
         "source": trajectory.source,
     }
+    if not np.isnan(trajectory.redundancy).all():
+        row["redundancy"] = [_number(value) for value in trajectory.redundancy]
     optional = {"id": trajectory.id, "answer": trajectory.answer}
     row.update({name: value for name, value in optional.items() if value is not None})
     return atomic.encode_json(row)

@@ -53,6 +53,7 @@ def described(
         "encoding": dataclasses.asdict(encoding),
         "loss": loss.loss,
         "margin": loss.margin,
+        **({"redundancy": True, "redundancy_weight": loss.redundancy_weight} if loss.redundancy else {}),
         "granularities": list(granularity.stages),
         "schedule": granularity.schedule,
     }

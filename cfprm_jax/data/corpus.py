@@ -126,7 +126,8 @@ def open_corpus(
     "trajectories" read, "questions", "trajectories_of_other_questions", and under "granularities" for each:
     "trajectories" and "records" kept, "steps", "labels" by class, "labelled_steps" and "negative_steps" (label at most
     0.5), "distinct_labelled_steps" and "distinct_negative_steps" (same question, same steps before, same text; the mean
-    of the labels at most 0.5), "conflicting_steps" (distinct ones with different labels), "truncated"
+    of the labels at most 0.5), "redundant_steps" and "useful_steps" (with a redundancy, above 0.5 or not),
+    "conflicting_steps" (distinct ones with different labels), "truncated"
     trajectories and "windows_cut" from them, "skipped" (reason to count), "tokens_expanded", "tokens_distinct" (as
     prefixes, within a record), "redundant_prefix_share", "lengths" (percentile to tokens).
 

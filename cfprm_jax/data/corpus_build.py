@@ -47,6 +47,8 @@ class _Counts:
     def __init__(self, max_length: int) -> None:
         self.labels = dict.fromkeys(LABEL_CLASSES, 0)
         self.skipped: collections.Counter[str] = collections.Counter()
+        self.redundant = 0
+        self.useful = 0
         self.truncated = 0
         self.windows_cut = 0
         self.distinct = 0
@@ -72,6 +74,10 @@ class _Counts:
             labels = encoded.labels
             positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
             unlabelled = int(np.isnan(labels).sum())
+            if encoded.redundancy is not None:
+                known = encoded.redundancy[~np.isnan(encoded.redundancy)]
+                self.redundant += int((known > 0.5).sum())
+                self.useful += int((known <= 0.5).sum())
             self.labels["positive"] += positive
             self.labels["negative"] += negative
             self.labels["unlabelled"] += unlabelled
@@ -89,6 +95,8 @@ class _Counts:
             "records": writer.records,
             "steps": sum(self.labels.values()),
             "labels": self.labels,
+            "redundant_steps": self.redundant,
+            "useful_steps": self.useful,
             **self.distinct_steps.as_dict(),
             "truncated": self.truncated,
             "windows_cut": self.windows_cut,
@@ -140,8 +148,9 @@ def build(
     def flush(records: list[list[Trajectory]]) -> None:
         for granularity in stages:
             cut = [[_samples(t, granularity, granularities, encoding) for t in record] for record in records]
-            items = [(s.question, s.steps, s.labels) for record in cut for given in record for s in given]
-            encoded = iter(encoder.encode_many(items))
+            every = [sample for record in cut for given in record for sample in given]
+            items = [(sample.question, sample.steps, sample.labels) for sample in every]
+            encoded = iter(encoder.encode_many(items, [sample.redundancy for sample in every]))
             for record, given in zip(records, cut, strict=True):
                 counts[granularity].skipped["no window at this granularity"] += sum(not some for some in given)
                 both = [(sample, next(encoded)) for some in given for sample in some]

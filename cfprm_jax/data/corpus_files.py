@@ -1,7 +1,8 @@
 """A tokenised corpus on disk: one directory, written once and never changed.
 
     corpus.json                what it was made from, its report, and for each granularity its counts
-    <granularity>/data.bin     of each trajectory: tokens (int32), step positions (int32), labels (float32), end to end
+    <granularity>/data.bin     of each trajectory: tokens (int32), step positions (int32), labels and redundancies
+                               (float32), end to end
     <granularity>/index.bin    int64 [trajectories, 4]: where it begins in data.bin (in units of 4 bytes), its tokens,
                                its steps, the windows cut from it
     <granularity>/order.bin    int64 [trajectories, 2]: trajectories with those of each record in depth-first order, and
@@ -41,7 +42,7 @@ from cfprm_jax.runtime import atomic, digests
 # Changes with this layout and with anything that encodes the same text differently.
 FORMAT = 1
 # Changes with the files alone; a corpus of another layout is made again, and a run goes on with it.
-LAYOUT = 3
+LAYOUT = 4
 _INDEX_FILES = {"index": 4, "order": 2, "records": 3}
 _DESCRIPTION = "corpus.json"
 _PIECE = 1 << 26
@@ -113,7 +114,9 @@ class GranularityWriter:
             self._write("data", solution.tokens.astype("<i4", copy=False))
             self._write("data", solution.step_positions.astype("<i4", copy=False))
             self._write("data", solution.labels.astype("<f4", copy=False))
-            self._words += tokens + 2 * steps
+            redundancy = solution.redundancy
+            self._write("data", np.full(steps, np.nan, "<f4") if redundancy is None else redundancy.astype("<f4"))
+            self._words += tokens + 3 * steps
             self.max_steps = max(self.max_steps, steps)
             self.max_tokens = max(self.max_tokens, tokens)
         self._write("index", index)
@@ -163,12 +166,13 @@ class GranularityReader:
         if not -self._length <= trajectory < self._length:
             raise IndexError(f"trajectory {trajectory} of {self._length}")
         begin, tokens, steps, cut = (int(value) for value in self._index[trajectory])
-        words = np.frombuffer(os.pread(self._data.fileno(), 4 * (tokens + 2 * steps), 4 * begin), "<i4")
+        words = np.frombuffer(os.pread(self._data.fileno(), 4 * (tokens + 3 * steps), 4 * begin), "<i4")
         return Encoded(
             tokens=words[:tokens],
             step_positions=words[tokens : tokens + steps],
-            labels=words[tokens + steps :].view("<f4"),
+            labels=words[tokens + steps : tokens + 2 * steps].view("<f4"),
             steps_cut=cut,
+            redundancy=words[tokens + 2 * steps :].view("<f4"),
         )
 
     @property

@@ -57,10 +57,26 @@ def distinct_steps(
         first[alike] = alike[0]
         if len(alike) > 1:
             _merge(nodes, [encoded[i] for i in alike], alike)
-    labels = np.full((trajectories, steps), np.nan, np.float32)
-    for index, solution in enumerate(encoded):
-        labels[index, : len(solution.labels)] = solution.labels
+    labels = padded([solution.labels for solution in encoded], trajectories, steps)
     return DistinctSteps(nodes, mean_labels(nodes, labels), first)
+
+
+def distinct_redundancy(
+    encoded: Sequence[Encoded], nodes: Int32[np.ndarray, "trajectories steps"]
+) -> Float32[np.ndarray, "trajectories steps"]:
+    """The mean redundancy over all occurrences of each step at its first one, as the labels of DistinctSteps."""
+    return mean_labels(nodes, padded([solution.redundancy for solution in encoded], *nodes.shape))
+
+
+def padded(
+    targets: Sequence[np.ndarray | None], trajectories: int, steps: int
+) -> Float32[np.ndarray, "trajectories steps"]:
+    """Targets a step of each trajectory, NaN where there is none."""
+    out = np.full((trajectories, steps), np.nan, np.float32)
+    for row, values in zip(out, targets, strict=False):
+        if values is not None:
+            row[: len(values)] = values
+    return out
 
 
 def mean_labels(

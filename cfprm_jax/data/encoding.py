@@ -39,8 +39,11 @@ _PLACEHOLDER = "QUESTION7f3b61d2PLACEHOLDER"
 # Unique texts kept tokenised. At some 200 bytes each this is a few tens of MB, whatever the corpus.
 _CACHE_ENTRIES = 1 << 16
 
-Item = tuple[str, Sequence[str], Sequence[float] | np.ndarray | None]
-"""Question, step texts, and a label a step (NaN unlabelled) or None for no labels at all."""
+Targets = Sequence[float] | np.ndarray | None
+"""A number a step, NaN where there is none, or None for none at all."""
+
+Item = tuple[str, Sequence[str], Targets]
+"""Question, step texts and labels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,12 +55,14 @@ class Encoded:
       step_positions: index in tokens of each window's marker, ascending.
       labels: a label a window in [0, 1], NaN where unlabelled.
       steps_cut: windows cut from the end because of max_length, with their labels.
+      redundancy: the second target of each window, NaN where there is none; None where there are none at all.
     """
 
     tokens: Int32[np.ndarray, " length"]
     step_positions: Int32[np.ndarray, " steps"]
     labels: Float32[np.ndarray, " steps"]
     steps_cut: int
+    redundancy: Float32[np.ndarray, " steps"] | None = None
 
 
 class Encoder:
@@ -99,18 +104,22 @@ class Encoder:
         """One solution; labels None leaves every step unlabelled. See :meth:`encode_many`."""
         return self.encode_many([(question, steps, labels)])[0]
 
-    def encode_many(self, items: Sequence[Item]) -> list[Encoded]:
+    def encode_many(self, items: Sequence[Item], redundancy: Sequence[Targets] | None = None) -> list[Encoded]:
         """Many solutions; the same as encoding each alone, but every distinct text is tokenised once, all in one call.
 
         Longer than max_length: whole windows are cut from the end with their labels, and counted in steps_cut; a
         prompt with which not even one window fits gives an Encoded without steps.
+
+        Args:
+          redundancy: of each solution the second targets of its steps; None where there are none.
 
         Raises:
           UserError: as many labels as steps are expected.
         """
         self._tokenise_prompts(question for question, _, _ in items)
         self._tokenise_windows(step for _, steps, _ in items for step in steps)
-        encoded = [self._assemble(*item) for item in items]
+        second = [None] * len(items) if redundancy is None else redundancy
+        encoded = [self._assemble(*item, own) for item, own in zip(items, second, strict=True)]
         for cache in (self._prompts, self._windows):
             if len(cache) > _CACHE_ENTRIES:
                 cache.clear()
@@ -126,11 +135,12 @@ class Encoder:
             raise UserError("--step_separator is empty, so it cannot tell the steps of a text apart: give the steps")
         return split_steps(text, self.config.separator)
 
-    def _assemble(self, question: str, steps: Sequence[str], labels: Sequence[float] | np.ndarray | None) -> Encoded:
+    def _assemble(self, question: str, steps: Sequence[str], labels: Targets, redundancy: Targets = None) -> Encoded:
         if labels is None:
             labels = np.full(len(steps), np.nan, np.float32)
-        if len(labels) != len(steps):
-            raise UserError(f"{len(steps)} steps but {len(labels)} labels for the question {question[:80]!r}")
+        for name, targets in (("labels", labels), ("redundancies", redundancy)):
+            if targets is not None and len(targets) != len(steps):
+                raise UserError(f"{len(steps)} steps but {len(targets)} {name} for the question {question[:80]!r}")
         prompt = self._prompts[question]
         windows = [self._windows[step] for step in steps]
         lengths = np.fromiter((len(window) for window in windows), np.int64, len(windows))
@@ -143,6 +153,7 @@ class Encoder:
             step_positions=(ends[:kept] - 1).astype(np.int32),
             labels=np.asarray(labels[:kept], np.float32),
             steps_cut=len(steps) - kept,
+            redundancy=None if redundancy is None else np.asarray(redundancy[:kept], np.float32),
         )
 
     def _tokenise_windows(self, texts: Iterable[str]) -> None:

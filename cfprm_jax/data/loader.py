@@ -22,9 +22,12 @@ from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, Pac
 from cfprm_jax.data.batching import BatchPlan, shuffled, stages
 from cfprm_jax.data.corpus import CONTENT, Corpus
 from cfprm_jax.data.corpus_files import GranularityReader
-from cfprm_jax.data.distinct import distinct_steps
+from cfprm_jax.data.distinct import distinct_redundancy, distinct_steps, padded
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
+
+REDUNDANCY = ("", "trajectory", "node")
+"""Which second targets a batch has: none, that of every step of every trajectory, or of each distinct step once."""
 
 MIXED = "mixed"
 """Granularity of a batch under --schedule=shuffled."""
@@ -80,14 +83,17 @@ class Loader:
         encoding: EncodingConfig,
         seed: int,
         row_multiple: int = 1,
+        redundancy: str = "",
     ) -> None:
         """Plans the run; the only batches made here are the sample that its row shapes are fitted to.
 
         Args:
           row_multiple: row counts are multiples of this: the number of devices that rows are sharded over. It changes
             how a batch lies in rows, never which trajectories it holds.
+          redundancy: one of REDUNDANCY.
         """
         self._corpus = corpus
+        self._redundancy = redundancy
         self._packing = packing
         self._plan = BatchPlan(
             corpus,
@@ -114,6 +120,7 @@ class Loader:
             "row_shapes": packing.row_shapes,
             **({"batch_tokens": packing.batch_tokens} if packing.batch_tokens else {"batch_size": packing.batch_size}),
             "seed": seed,
+            **({"redundancy": redundancy} if redundancy else {}),
         }
         readers = [corpus[granularity] for stage in stages(granularities) for granularity in stage]
         self._steps = max(reader.max_steps for reader in readers)
@@ -129,7 +136,17 @@ class Loader:
         granularity = this.granularities[0] if len(this.granularities) == 1 else MIXED
         readers = [(self._corpus[g], place) for g, place in members]
         size = self.trajectories
-        return _make_batch(readers, self._packing, self.shapes, size, self._steps, granularity, this.epoch, this.stage)
+        return _make_batch(
+            readers,
+            self._packing,
+            self.shapes,
+            size,
+            self._steps,
+            granularity,
+            this.epoch,
+            this.stage,
+            self._redundancy,
+        )
 
     def iterator(self, threads: int = _THREADS, read_ahead: int = _READ_AHEAD) -> grain.DatasetIterator[Batch]:
         """All batches in order, made ahead by threads. get_state() and set_state() hold the number of the next one.
@@ -186,7 +203,12 @@ def _files_by_place(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluation_batches(
-    corpus: Corpus, packing: PackingConfig, encoding: EncodingConfig, limit: int = 0, row_multiple: int = 1
+    corpus: Corpus,
+    packing: PackingConfig,
+    encoding: EncodingConfig,
+    limit: int = 0,
+    row_multiple: int = 1,
+    redundancy: bool = False,
 ) -> list[Batch]:
     """A held-out corpus in batches, at granularity 1 or the finest there is, in the order of the input.
 
@@ -194,6 +216,7 @@ def evaluation_batches(
       limit: most trajectories; records are drawn (the same ones every time) until the next would exceed it, the first
         being cut if it must be. 0 takes all.
       encoding: what the corpus was encoded with.
+      redundancy: the batches have second targets: of each distinct step of all batches, once.
     """
     reader = corpus[corpus.granularities[0]]
     places = np.arange(len(reader))
@@ -211,15 +234,24 @@ def evaluation_batches(
     forests = [forest_of(group, packing.packing) for group in encoded]
     questions = [reader.question(place) for group in groups for place in group]
     # All batches but the last are full, so places in them follow one another.
-    distinct = distinct_steps(list(itertools.chain(*encoded)), questions, len(groups) * size, reader.max_steps)
+    every = list(itertools.chain(*encoded))
+    distinct = distinct_steps(every, questions, len(groups) * size, reader.max_steps)
     labels = np.asarray(distinct.labels).reshape(len(groups), size, reader.max_steps)
+    second = distinct_redundancy(every, np.asarray(distinct.nodes)).reshape(labels.shape) if redundancy else None
     longest = min(reader.max_tokens, encoding.max_length)
     shapes = fit_shapes(forests, packing, longest, size, row_multiple)
     batches = [
         _make_batch([(reader, p) for p in group], packing, shapes, size, reader.max_steps, reader.granularity, 0, 0)
         for group in groups
     ]
-    return [dataclasses.replace(batch, distinct_labels=own) for batch, own in zip(batches, labels, strict=True)]
+    return [
+        dataclasses.replace(
+            batch,
+            distinct_labels=labels[number],
+            packed=batch.packed if second is None else batch.packed._replace(redundancy=second[number]),
+        )
+        for number, batch in enumerate(batches)
+    ]
 
 
 def _make_batch(
@@ -231,13 +263,19 @@ def _make_batch(
     granularity: Granularity,
     epoch: int,
     stage: int,
+    redundancy: str = "",
 ) -> Batch:
     encoded = [reader[place] for reader, place in members]
     packed = pack(encoded, packing.packing, shapes, trajectories, steps)
     questions = [reader.question(place) for reader, place in members]
     distinct = distinct_steps(encoded, questions, trajectories, steps)
+    second = None
+    if redundancy == "node":
+        second = distinct_redundancy(encoded, np.asarray(distinct.nodes))
+    elif redundancy:
+        second = padded([solution.redundancy for solution in encoded], trajectories, steps)
     return Batch(
-        packed=packed._replace(distinct=distinct),
+        packed=packed._replace(distinct=distinct, redundancy=second),
         granularity=granularity,
         epoch=epoch,
         stage=stage,

@@ -38,6 +38,7 @@ class PackedBatch(NamedTuple):
       labels: label of each step, NaN where padded or unlabelled.
       distinct: which steps are one, and which trajectories answer one question. A loader always gives it; only what is
         over distinct steps or questions reads it.
+      redundancy: the second target of each step that counts, NaN elsewhere; None in a run without a redundancy output.
     """
 
     tokens: Int32[Array, "rows length"]
@@ -46,6 +47,7 @@ class PackedBatch(NamedTuple):
     step_positions: Int32[Array, "trajectories steps"]
     labels: Float32[Array, "trajectories steps"]
     distinct: DistinctSteps | None = None
+    redundancy: Float32[Array, "trajectories steps"] | None = None
 
 
 def forest_of(encoded: Sequence[Encoded], packing: str) -> Forest:

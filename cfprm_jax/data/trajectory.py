@@ -27,9 +27,11 @@ class Trajectory:
       id: the publisher's name for the row, if it has one.
       answer: the reference answer, if known.
       granularity: steps in the windows that `steps` are already merged into; 1 for single steps.
+      redundancy: a second target a step, of the same form: 1 for a step that is right but of no use, 0 for one that is
+        of use, NaN where that is not known; all NaN unless given.
 
     Raises:
-      UserError: no step, another number of labels than of steps, or a label outside [0, 1].
+      UserError: no step, another number of labels or redundancies than of steps, or one of them outside [0, 1].
     """
 
     question: str
@@ -39,6 +41,7 @@ class Trajectory:
     id: str | None = None
     answer: str | None = None
     granularity: Granularity = 1
+    redundancy: Float[np.ndarray, " steps"] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps)
@@ -47,15 +50,21 @@ class Trajectory:
         if len(steps) != len(self.labels):
             raise UserError(f"row with {count(steps, 'step')} and {count(self.labels, 'label')}")
         object.__setattr__(self, "steps", steps)
-        object.__setattr__(self, "labels", _labels(self.labels))
+        object.__setattr__(self, "labels", _targets(self.labels, "label"))
+        redundancy = np.full(len(steps), np.nan) if self.redundancy is None else self.redundancy
+        if len(steps) != len(redundancy):
+            raise UserError(f"row with {count(steps, 'step')} and {len(redundancy)} of redundancy")
+        object.__setattr__(self, "redundancy", _targets(redundancy, "redundancy"))
 
     def __eq__(self, other: object) -> bool:
         """Equal content, an unlabelled step being equal to an unlabelled step."""
         if not isinstance(other, Trajectory):
             return NotImplemented
-        names = [field.name for field in dataclasses.fields(self) if field.name != "labels"]
-        same = all(getattr(self, name) == getattr(other, name) for name in names)
-        return same and np.array_equal(self.labels, other.labels, equal_nan=True)
+        arrays = ("labels", "redundancy")
+        names = [field.name for field in dataclasses.fields(self) if field.name not in arrays]
+        return all(getattr(self, name) == getattr(other, name) for name in names) and all(
+            np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True) for name in arrays
+        )
 
     def __hash__(self) -> int:
         return hash((self.question, self.steps, self.source))
@@ -66,12 +75,12 @@ def count(items: Sequence[Any] | np.ndarray, noun: str) -> str:
     return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
-def _labels(labels: Any) -> Float[np.ndarray, " steps"]:
-    """Check labels in their own precision and freeze them as float32."""
-    exact = np.asarray(labels, dtype=np.float64)
+def _targets(values: Any, name: str) -> Float[np.ndarray, " steps"]:
+    """Check targets in their own precision and freeze them as float32."""
+    exact = np.asarray(values, dtype=np.float64)
     outside = exact[~(np.isnan(exact) | ((exact >= 0.0) & (exact <= 1.0)))]
     if outside.size:
-        raise UserError(f"label {outside[0]:g} is outside [0, 1]")
+        raise UserError(f"{name} {outside[0]:g} is outside [0, 1]")
     frozen = exact.astype(np.float32)
     frozen.flags.writeable = False
     return frozen

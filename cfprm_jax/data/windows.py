@@ -3,6 +3,9 @@
 At granularity C the steps 1..T are cut into [1..C], [C+1..2C], ...; the last window may be shorter. The text of a
 window is its steps joined by the step separator, so the text of the whole solution never changes. Granularity "whole"
 is one window over all steps, labelled like the last one: alone, that is outcome reward modelling.
+
+A window is redundant where all of its steps are, so its redundancy is the least of theirs. Where that of a step is not
+known the window's is not either, unless another step is known to be of use (0).
 """
 
 from __future__ import annotations
@@ -110,6 +113,17 @@ def _cut(
     if offset:
         labels = np.append(np.float32(np.nan), labels)
         windows.insert(0, separator.join(trajectory.steps[:offset]))
+    spans = [(0, offset)] * bool(offset) + list(zip(starts, ends, strict=True))
+    redundancy = np.array([_redundancy(trajectory.redundancy[start:end]) for start, end in spans], np.float32)
     before = trajectory.granularity
     merged = before * granularity if isinstance(before, int) and isinstance(granularity, int) else "whole"
-    return dataclasses.replace(trajectory, steps=tuple(windows), labels=labels, granularity=merged)
+    return dataclasses.replace(
+        trajectory, steps=tuple(windows), labels=labels, granularity=merged, redundancy=redundancy
+    )
+
+
+def _redundancy(steps: np.ndarray) -> float:
+    """The redundancy of a window."""
+    known = steps[~np.isnan(steps)]
+    least = float(known.min(initial=1.0))
+    return least if len(known) == len(steps) or least == 0 else float("nan")

@@ -31,6 +31,7 @@ EXPORT_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 # "At most 5 GB a file", in the decimal gigabytes that hubs count in.
 MAX_SHARD_BYTES = 5 * 10**9
 _CLASSES = ("incorrect", "correct")
+_REDUNDANT = "redundant"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +98,9 @@ def export(
     """Write a PRM as a Hugging Face directory.
 
     token_classification is transformers' class of the backbone's family, such as LlamaForTokenClassification, with two
-    labels. The rows of score.weight are
-    (0, w) and those of score.bias (0, b), so that softmax(logits)[..., 1] = sigmoid(z) exactly.
+    labels. The rows of score.weight are (0, w) and those of score.bias (0, b), so that softmax(logits)[..., 1] =
+    sigmoid(z) exactly. A redundancy output is a third label, whose row is that of its own logit u: the score is then
+    softmax(logits[..., :2])[..., 1], and the redundancy sigmoid(logits[..., 2]).
 
     process_reward_model and reward_model are the classes of Qwen2.5-Math-PRM and -RM, of Qwen2 alone, with two labels
     and with one: Linear, ReLU, Linear. An mlp head is that. A linear head becomes z = relu(wx + b) - relu(-(wx + b)):
@@ -128,7 +130,7 @@ def export(
     tensors = list(_plan(params, config, form, stored))
     raw = _config_json(config, form, dtype)
     described = {"config.json": raw, "generation_config.json": _generation_config(raw)}
-    with new_directory(directory, config.head, tokenizer, encoding, described, texts or {}) as partial:
+    with new_directory(directory, config, tokenizer, encoding, described, texts or {}) as partial:
         files = write_shards(partial, tensors, stored, max_shard_bytes, counter(tensors, stored, progress))
     return ExportReport.of(files, tensors, stored)
 
@@ -136,7 +138,7 @@ def export(
 @contextlib.contextmanager
 def new_directory(
     directory: pathlib.Path,
-    head: str,
+    config: PRMConfig,
     tokenizer: Any,
     encoding: EncodingConfig,
     described: Mapping[str, Any],
@@ -154,7 +156,9 @@ def new_directory(
 
     with atomic.new_directory(directory) as partial:
         yield partial
-        prm = {"head": head, "encoding": dataclasses.asdict(encoding)}
+        prm: dict[str, Any] = {"head": config.head, "encoding": dataclasses.asdict(encoding)}
+        if config.redundancy:
+            prm["redundancy"] = True
         if (origin := marker_origin(tokenizer)) is not None:
             prm[RENAMED_FROM] = origin
         for name, value in {**described, "prm.json": prm}.items():
@@ -200,6 +204,11 @@ def check_export(directory: pathlib.Path, config: PRMConfig, format: str, dtype:
         else:
             why = f"is a class for model_type 'qwen2', and this model's is {config.backbone.model_type!r}"
         raise UserError(f"--format={format} {why}: {what}")
+    if config.redundancy and formats[format].layers != 1:
+        raise UserError(
+            f"--format={format} has no room for the redundancy output: name token_classification or {PEFT_ADAPTER} (of "
+            "a linear head), or leave it out by --drop_redundancy"
+        )
     check_output_dir(directory)
 
 
@@ -218,12 +227,13 @@ def _generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _config_json(config: PRMConfig, form: Format, dtype: str) -> dict[str, Any]:
     raw = config.backbone.to_hf()
     raw.pop("auto_map", None)
+    labels = (*form.labels, _REDUNDANT) if config.redundancy else form.labels
     return {
         **raw,
         "architectures": [form.class_name(config.backbone)],
-        "num_labels": len(form.labels),
-        "id2label": {str(i): label for i, label in enumerate(form.labels)},
-        "label2id": {label: i for i, label in enumerate(form.labels)},
+        "num_labels": len(labels),
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
         "dtype": dtype,
         "torch_dtype": dtype,  # the name that transformers 4 and vLLM read
     }
@@ -263,6 +273,10 @@ def plan_head(head: Params, config: PRMConfig, form: Format, dtype: np.dtype) ->
         """The row of z, after a row of zeros for the negative class if there are two labels."""
         return positive if labels == 1 else np.concatenate([np.zeros_like(positive), positive])
 
+    def with_third(rows: np.ndarray, name: str) -> np.ndarray:
+        """The rows, and that of redundancy if there is one."""
+        return np.concatenate([rows, whole(head["redundancy"][name], dtype)]) if config.redundancy else rows
+
     def pair(positive: np.ndarray) -> Iterator[np.ndarray]:
         """w and -w, then zeros up to the width."""
         yield np.concatenate([positive, -positive])
@@ -277,5 +291,5 @@ def plan_head(head: Params, config: PRMConfig, form: Format, dtype: np.dtype) ->
         yield planned("score.0.weight", whole(head["hidden"]["kernel"], dtype))
         yield planned("score.0.bias", whole(head["hidden"]["bias"], dtype))
     name = "score" if form.layers == 1 else "score.2"
-    yield planned(f"{name}.weight", labelled(kernel))
-    yield planned(f"{name}.bias", labelled(bias))
+    yield planned(f"{name}.weight", with_third(labelled(kernel), "kernel"))
+    yield planned(f"{name}.bias", with_third(labelled(bias), "bias"))

@@ -3,8 +3,9 @@
 `score` is Linear (transformers' ...ForTokenClassification); `score.0`, ReLU, `score.2` are Linear, ReLU, Linear
 (Qwen2ForProcessRewardModel, Qwen2ForRewardModel). With two labels the parameter is the difference of their rows, taken
 in float32: the softmax's second probability is the sigmoid of the difference, and the rows' common part, which no
-score depends on, is not kept. So the rows of a published two-label head do not come back as they were when it is
-exported again: the difference does, beside a row of zeros.
+score depends on, is not kept. A third label, in an export whose prm.json says so, is the redundancy output: a logit of
+its own, which has no part in that softmax. So the rows of a published two-label head do not come back as they were when
+it is exported again: the difference does, beside a row of zeros.
 
 The two-layer form in which export writes a linear head (rows w and -w, ReLU, difference) is told by its values,
 exactly, and becomes the linear head again.
@@ -55,9 +56,14 @@ def _is_pair(values: np.ndarray) -> bool:
 
 
 def output_row(tensor: StoredTensor) -> np.ndarray:
-    """What gives z, float32 [1, ...]: the row of one label, or the difference of two labels' rows."""
+    """What gives z, float32 [1, ...]: the row of one label, or the difference of the first two labels' rows."""
     values = _values(tensor)
-    return values if len(values) == 1 else values[1:] - values[:1]
+    return values if len(values) == 1 else values[1:2] - values[:1]
+
+
+def third_row(tensor: StoredTensor) -> np.ndarray:
+    """What gives the logit of redundancy, float32 [1, ...]: the row of the third of three labels."""
+    return _values(tensor)[2:3]
 
 
 def unfolded_row(tensor: StoredTensor) -> np.ndarray:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -177,12 +177,11 @@ def load_params(
         conversion: Conversion | None = None if conversions is None else lookup(conversions, path)
         tensors = [stored.get(name) for name in spec.hf_names()]
         held = [tensor for tensor in tensors if tensor is not None]
-        if held and not _is_output(spec):
+        if held and spec.hf_form == "same":
             return load_param(spec, held, np.dtype(param_dtype(spec, dtype)), sharding, conversion)
-        if folded and _is_output(spec):
-            value = place(heads.unfolded_row(stored[spec.hf_name.replace("score", "score.0")]), sharding)
-        elif held:
-            value = place(heads.output_row(held[0]), sharding)
+        row = _head_row(spec, stored, folded)
+        if row is not None:
+            value = place(row, sharding)
         elif head is not None and path.startswith("head."):
             value = place(lookup(head, path.removeprefix("head.")), sharding)
         elif spec.hf_name in absent:
@@ -206,6 +205,16 @@ def load_params(
     return params, report
 
 
+def _head_row(spec: ParamSpec, stored: Mapping[str, StoredTensor], folded: bool) -> np.ndarray | None:
+    """The value of an output of the head; None where the directory has none, so that it is a fresh one."""
+    tensor = stored.get(spec.hf_name)
+    if spec.hf_form == _THIRD:
+        return heads.third_row(tensor) if tensor is not None and tensor.shape[0] == _LABELS_WITH_THIRD else None
+    if folded:
+        return heads.unfolded_row(stored[spec.hf_name.replace("score", "score.0")])
+    return None if tensor is None else heads.output_row(tensor)
+
+
 def _checked(
     directory: pathlib.Path, config: PRMConfig, listing: Listing, fresh_allowed: bool, head_given: bool
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...], tuple[str, ...]]:
@@ -217,7 +226,8 @@ def _checked(
     bare = "embed_tokens.weight" in found and "model.embed_tokens.weight" not in found
     specs: dict[str, ParamSpec] = {}
     for _, spec in walk(param_specs(config)):
-        specs |= dict.fromkeys(spec.hf_names(), spec)
+        if spec.hf_form != _THIRD:
+            specs |= dict.fromkeys(spec.hf_names(), spec)
 
     problems: list[tuple[str, str]] = []  # (tensor, what is wrong with it)
     head = heads.kind_by_names(set(found) | listing.lost)
@@ -237,13 +247,16 @@ def _checked(
         wanted.add(actual)
         if actual in found:
             stored[name] = found[actual][0]
-            problems += [(actual, text) for text in _tensor_problems(found[actual], spec)]
+            problems += [(actual, text) for text in _tensor_problems(found[actual], spec, config.redundancy)]
         elif not (actual in listing.lost or all_lost or actual in absent or (is_head and head_settled)):
             reason = " (the directory has no reward head)" if is_head and head is None else ""
             problems.append((actual, f"missing{reason}"))
     outputs = {stored[name].shape[0] for name, spec in specs.items() if _is_output(spec) and name in stored}
-    if outputs == {1, 2}:
-        problems.append(("score", "weight and bias disagree on the number of labels, 1 or 2"))
+    if len(outputs) > 1 and outputs <= {1, 2, _LABELS_WITH_THIRD}:
+        numbers = " or ".join(map(str, sorted(outputs)))
+        problems.append(("score", f"weight and bias disagree on the number of labels, {numbers}"))
+    if config.redundancy and outputs and _LABELS_WITH_THIRD not in outputs and not fresh_allowed:
+        problems.append(("score", "no third label, which is the redundancy output"))
     ignored = [name for name in found if _IGNORED.fullmatch(name) or (head_given and _OTHER_HEADS.fullmatch(name))]
     for name in found.keys() - wanted - set(ignored):
         if not (name.startswith("score.") and head_settled):
@@ -259,16 +272,21 @@ def _error(head: str, problems: Sequence[str]) -> UserError:
     return UserError(f"{head}: {problems[0]}" if len(problems) == 1 else "\n  ".join([f"{head}:", *problems]))
 
 
+# The hf_form of a redundancy output, and the labels of a tensor that holds one.
+_THIRD, _LABELS_WITH_THIRD = "third_class", 3
+
+
 def _is_output(spec: ParamSpec) -> bool:
     return spec.hf_form == "class_difference"
 
 
-def _tensor_problems(held: list[StoredTensor], spec: ParamSpec) -> list[str]:
+def _tensor_problems(held: list[StoredTensor], spec: ParamSpec, redundancy: bool) -> list[str]:
     problems = []
     if len(held) > 1:
         problems.append(f"held twice, by {' and '.join(tensor.file.name for tensor in held)}")
     shape = spec.shape[1:] if spec.stacked else spec.shape
-    allowed = [shape, (2, *shape[1:])] if _is_output(spec) else [shape]
+    rows = (1, 2, _LABELS_WITH_THIRD) if redundancy else (1, 2)
+    allowed = [(n, *shape[1:]) for n in rows] if _is_output(spec) else [shape]
     for tensor in held:
         if tensor.shape not in allowed:
             expected = " or ".join(str(list(s)) for s in allowed)

@@ -57,7 +57,7 @@ def export_adapters(
     stored = EXPORT_DTYPES[dtype]
     tensors = list(_plan(trainable, config, lora, stored))
     described = {CONFIG: adapter_config(lora, backbone)}
-    with new_directory(directory, config.head, tokenizer, encoding, described, texts or {}) as partial:
+    with new_directory(directory, config, tokenizer, encoding, described, texts or {}) as partial:
         write_file(partial / WEIGHTS, tensors, stored, counter(tensors, stored, progress))
     return ExportReport.of([WEIGHTS], tensors, stored)
 

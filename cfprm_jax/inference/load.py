@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import transformers
 from jax.sharding import Mesh
+from jaxtyping import Float32
 
 from cfprm_jax.checkpoints.prm_file import read_prm
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
@@ -67,7 +69,7 @@ def open_prm(
     dtype = compute_dtype(dtype, meta, path)
     mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     backend = rules.attention_backend(attention, mesh, backbone, dtype)
-    network = PRMConfig(backbone=backbone, head=kind, dtype=dtype, attention=backend, remat="none")
+    network = PRMConfig(backbone, kind, dtype, backend, "none", meta.get("redundancy", False))
     shardings = rules.param_shardings(mesh, param_specs(network))
     params, _ = loading.load_params(path, network, shardings=shardings, dtype=jnp.dtype(dtype), head=head)
     return LoadedPRM(network, params, tokenizer, config, meta, name)
@@ -143,13 +145,27 @@ class PRM:
         Raises:
           UserError: there are no steps, or they are longer than the model's max_length in tokens.
         """
+        return sigmoid(self._outputs(question, steps)[:, 0]).tolist()
+
+    def redundancy(self, question: str, steps: Sequence[str]) -> list[float]:
+        """How likely it is of each step, in [0, 1], that it is right but of no use.
+
+        Raises:
+          UserError: the model has no redundancy output, or as of :meth:`score`.
+        """
+        outputs = self._outputs(question, steps)
+        if outputs.shape[1] < 2:
+            raise UserError("this model has no redundancy output: train --redundancy_weight gives one")
+        return sigmoid(outputs[:, 1]).tolist()
+
+    def _outputs(self, question: str, steps: Sequence[str]) -> Float32[np.ndarray, "steps outputs"]:
         if isinstance(steps, str):
             raise UserError("steps is one text, expected a sequence with a text a step")
-        (logits,) = self._scorer.score([(question, steps)])
-        if logits is None:
+        (outputs,) = self._scorer.start(self._scorer.plan([(question, steps)])).outputs()
+        if outputs is None:
             limit = self._scorer.encoder.config.max_length
             raise UserError("a solution without steps" if not steps else f"the solution is longer than {limit} tokens")
-        return sigmoid(logits).tolist()
+        return outputs
 
 
 def load(directory: str | pathlib.Path, dtype: str = "auto", encoding: str = "auto", step_separator: str = "") -> PRM:

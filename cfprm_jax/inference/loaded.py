@@ -82,7 +82,7 @@ def load_for_inference(
     dtype = compute_dtype(dtype, meta)
     mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     backend = rules.attention_backend(attention, mesh, backbone, dtype)
-    config = PRMConfig(backbone=backbone, head=meta["head"], dtype=dtype, attention=backend, remat="none")
+    config = PRMConfig(backbone, meta["head"], dtype, backend, "none", meta.get("redundancy", False))
     if "lora" in meta:
         specs = lora.trainable_specs(config, adapters.from_record(meta["lora"]))
         abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))
@@ -127,7 +127,8 @@ def load_adapters(path: str | pathlib.Path, say: Say = warn) -> LoadedAdapters:
     if encoding is None or "lora" not in meta:
         raise UserError(f"{run} is no run with adapters (train --lora_rank): it has the whole model only")
     backbone, _ = loading.read_config(run / MODEL)
-    config, own = PRMConfig(backbone, meta["head"]), adapters.from_record(meta["lora"])
+    config = PRMConfig(backbone, meta["head"], redundancy=meta.get("redundancy", False))
+    own = adapters.from_record(meta["lora"])
     specs = lora.trainable_specs(config, own)
     mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))

@@ -66,6 +66,8 @@ class _Group(NamedTuple):
 def score_rows(items: Iterable[SourcedRow], scorer: Scorer, counts: Counts, written: int = 0) -> Iterator[SourcedRow]:
     """The rows with "step_scores" and "step_logits" in every solution, in their order.
 
+    Of a model with a redundancy output every solution has "step_redundancy", too.
+
     A row is changed in place, and scores that it already has are replaced. Candidates with a text and no steps are
     split at the step separator. A solution without steps or over the model's max_length gets null. counts is kept up
     to date. Reading and tokenising go on in a thread while the device computes, so items are asked for ahead, there.
@@ -86,7 +88,7 @@ def score_rows(items: Iterable[SourcedRow], scorer: Scorer, counts: Counts, writ
             if group is not None:
                 following = ahead.submit(next, groups, None)
             if computing is not None:
-                yield from _scored(*computing, counts)
+                yield from _scored(*computing, counts, scorer.redundancy)
             computing = started
 
 
@@ -140,16 +142,21 @@ def _solutions(row: dict[str, Any], source: str, scorer: Scorer) -> list[_Soluti
     return [_Solution(prompt, steps, row)]
 
 
-def _scored(group: _Group, computation: Computation, counts: Counts) -> Iterator[SourcedRow]:
-    scores = iter(computation.scores())
+def _scored(group: _Group, computation: Computation, counts: Counts, redundancy: bool) -> Iterator[SourcedRow]:
+    found = iter(computation.outputs())
     for number, entry in enumerate(group.rows):
         for solution in entry.solutions:
-            z = next(scores)
-            if z is not None and not np.isfinite(z).all():
-                raise UserError(f"{entry.source}: the model gives a score that is not finite: {z.tolist()!r:.80}")
+            outputs = next(found)
+            if outputs is not None and not np.isfinite(outputs).all():
+                raise UserError(f"{entry.source}: the model gives a score that is not finite: {outputs.tolist()!r:.80}")
+            z = None if outputs is None else outputs[:, 0]
             solution.target["step_scores"] = None if z is None else sigmoid(z).tolist()
             # The shortest decimal that is this float32, which float64's would not be.
             solution.target["step_logits"] = None if z is None else [float(str(value)) for value in z]
+            solution.target.pop("step_redundancy", None)  # another model's
+            if redundancy:
+                redundant = None if outputs is None else sigmoid(outputs[:, 1]).tolist()
+                solution.target["step_redundancy"] = redundant
             if number >= group.written:
                 counts.solutions += 1
                 counts.steps += 0 if z is None else len(z)

@@ -76,10 +76,15 @@ class Computation(NamedTuple):
     z: list[jax.Array]
 
     def scores(self) -> Scores:
-        """Wait for it."""
-        found: Scores = [None] * self.plan.solutions
+        """Wait for it; the step logits of each solution."""
+        return [None if found is None else found[:, 0] for found in self.outputs()]
+
+    def outputs(self) -> list[Float32[np.ndarray, "steps outputs"] | None]:
+        """Wait for it; the step logits of each solution, and beside them the logits of redundancy if there are any."""
+        found: list[Float32[np.ndarray, "steps outputs"] | None] = [None] * self.plan.solutions
         for batch, z in zip(self.plan.batches, self.z, strict=True):
-            flat = np.asarray(z, np.float32).reshape(-1)
+            rows, length, *_ = z.shape
+            flat = np.asarray(z, np.float32).reshape(rows * length, -1)
             for i, where in zip(batch.members, batch.steps, strict=True):
                 found[i] = flat[where]
         return found
@@ -92,6 +97,7 @@ class Scorer:
       encoder: how questions and steps become tokens; its split cuts a text into steps.
       shapes: the (rows, length) that batches may have.
       compilations: how many of them the forward pass has been compiled for.
+      redundancy: whether the PRM has a redundancy output.
     """
 
     def __init__(
@@ -126,12 +132,13 @@ class Scorer:
         self._multiple = 1 if mesh is None else rules.row_multiple(mesh)
         self.shapes = RowShapes.covering(self._lengths, batch_rows, self._multiple)
         self.compilations = 0
+        self.redundancy = loaded.config.redundancy
         self._sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(rules.ROW_AXES))
         constrain = unconstrained if mesh is None else rules.constrain_activations(mesh)
 
         def forward(
             params: Params, tokens: jax.Array, positions: jax.Array, subtree_end: jax.Array
-        ) -> Float32[jax.Array, "rows length"]:
+        ) -> Float32[jax.Array, "rows length *outputs"]:
             self.compilations += 1  # jit runs this once a shape
             return prm.apply(loaded.config, params, tokens, positions, subtree_end, constrain)
 

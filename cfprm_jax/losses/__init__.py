@@ -36,11 +36,13 @@ class Loss:
       joint: it reads several trajectories at once, so that parts of a batch do not add up. function has the batch's
         DistinctSteps as a third argument.
       once: it is over distinct steps, with the labels of DistinctSteps.
+      redundancy_weight: of the mean binary cross-entropy of the redundancy output, which is added; 0 without one.
     """
 
     function: Callable[..., Sums]
     joint: bool = False
     once: bool = False
+    redundancy_weight: float = 0.0
 
     def labels(self, labels: Labels, distinct: DistinctSteps | None) -> Labels:
         """The labels that count: those of trajectories, or each once."""
@@ -63,6 +65,10 @@ class Loss:
 
 def loss_function(config: LossConfig) -> Loss:
     """The loss that --loss, --label_weight and their options name."""
+    return dataclasses.replace(_step_loss(config), redundancy_weight=config.redundancy_weight)
+
+
+def _step_loss(config: LossConfig) -> Loss:
     once = config.label_weight == "node"
     if config.loss != "q_ranking":
         plain = {"bce": bce, "mse": mse}[config.loss]

@@ -93,6 +93,7 @@ PRM = {
             bounds={"max_length": whole(8, MOST_POSITIONS), "marker": text(1000, empty=False)},
         )
     ),
+    "redundancy": may_lack(BOOLEAN),
     "dtype": may_lack(one_of(*ModelConfig.__dataclass_fields__["dtype"].metadata["choices"])),
     "marker_renamed_from": may_lack(text(10_000, empty=False)),
     "lora": may_lack(

@@ -227,6 +227,7 @@ class PRMConfig:
       dtype: type of activations and matrix products of the backbone; the head computes in float32 always.
       attention: backend of :func:`cfprm_jax.models.attention.attention`.
       remat: what the backward pass recomputes: "none", "mlp" for the MLPs, "layer" for all but its input.
+      redundancy: whether the head has a second output, the logit of a step's redundancy.
     """
 
     backbone: BackboneConfig
@@ -234,6 +235,7 @@ class PRMConfig:
     dtype: str = "float32"
     attention: str = "xla"
     remat: str = "none"
+    redundancy: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in (("head", HEADS), ("dtype", DTYPES), ("remat", REMATS)):

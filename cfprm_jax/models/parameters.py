@@ -39,7 +39,8 @@ class ParamSpec:
       hf_name: its tensor in a Hugging Face file, "{layer}" standing for the index of a stacked one.
       hf_form: "same": the tensor of the file is the parameter. "class_difference": the file may have one row (one
         label), which is the parameter, or two (two labels), and the parameter is row 1 - row 0: the softmax's second
-        probability is the sigmoid of the difference.
+        probability is the sigmoid of the difference. "third_class": row 2 of a tensor with three, whose other rows are
+        another parameter's.
       dtype: a fixed type, or None to follow the run. The reward head is float32 always: it is small, and its output
         is what everything is ranked by.
     """
@@ -128,9 +129,12 @@ def _head_specs(config: PRMConfig) -> dict[str, Any]:
             "bias": ParamSpec((out,), (None,), "bias", initializers.zeros, f"{name}.bias", form, "float32"),
         }
 
-    if config.head == "linear":
-        return {"output": linear(1, "score", "class_difference")}
-    return {"hidden": linear(embed, "score.0", "same"), "output": linear(1, "score.2", "class_difference")}
+    name = "score" if config.head == "linear" else "score.2"
+    return {
+        **({"hidden": linear(embed, "score.0", "same")} if config.head == "mlp" else {}),
+        "output": linear(1, name, "class_difference"),
+        **({"redundancy": linear(1, name, "third_class")} if config.redundancy else {}),
+    }
 
 
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,8 +25,8 @@ class PRM(nnx.Module):
         positions: Int[Array, "rows length"],
         subtree_end: Int[Array, "rows length"],
         constrain: Placement = unconstrained,
-    ) -> Float[Array, "rows length"]:
-        """The head's output z at every token, float32."""
+    ) -> Float[Array, "rows length *outputs"]:
+        """The head's output z at every token, float32; with a redundancy output both logits in a last axis."""
         return self.head(self.backbone(tokens, positions, subtree_end, constrain))
 
 
@@ -37,8 +37,10 @@ def apply(
     positions: Int[Array, "rows length"],
     subtree_end: Int[Array, "rows length"],
     constrain: Placement = unconstrained,
-) -> Float[Array, "rows length"]:
+) -> Float[Array, "rows length *outputs"]:
     """The head's output z at every token of packed rows, float32; a pure function of its arguments.
+
+    Of a network with a redundancy output there is a last axis of two: z, and the logit of redundancy.
 
     A step's logit is z at its marker. config and constrain are static under jax.jit.
 

@@ -60,7 +60,8 @@ def saved_bytes(
 
     def kept(weights: Any, part: PackedBatch) -> Any:
         def objective(weights: Any) -> jax.Array:
-            return loss_function(step.step_logits(forward, weights, part), jnp.asarray(part.labels), part.distinct)[0]
+            z, _ = step.outputs(step.step_logits(forward, weights, part))
+            return loss_function(z, jnp.asarray(part.labels), part.distinct)[0]
 
         return jax.tree.leaves(jax.vjp(objective, weights)[1])
 

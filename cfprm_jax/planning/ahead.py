@@ -231,7 +231,7 @@ def _program_text(compiled: Any, accelerator: Gpu | Tpu) -> str:
 def build(job: Job, mesh: Mesh) -> program.Program:
     """The program of train. UserError as in :func:`compile_step`."""
     attention = rules.attention_backend(job.attention, mesh, job.backbone, job.dtype)
-    network = PRMConfig(job.backbone, job.head, job.dtype, attention, job.remat)
+    network = PRMConfig(job.backbone, job.head, job.dtype, attention, job.remat, job.loss.redundancy)
     return program.build(network, job.loss, job.optimizer, 1000, mesh, deterministic=job.deterministic)
 
 
@@ -245,7 +245,8 @@ def _abstract_batch(job: Job, built: program.Program) -> PackedBatch:
     places = array((job.trajectories, job.steps), jnp.int32, shardings.step_positions)
     labels = array((job.trajectories, job.steps), jnp.float32, shardings.labels)
     questions = array((job.trajectories,), jnp.int32, shardings.labels)
-    return PackedBatch(rows, rows, rows, places, labels, DistinctSteps(places, labels, questions))
+    redundancy = labels if job.loss.redundancy else None
+    return PackedBatch(rows, rows, rows, places, labels, DistinctSteps(places, labels, questions), redundancy)
 
 
 def bytes_on_a_device(tree: Any) -> int:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from cfprm_jax.data.loader import Batch
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.sharding import rules
+from cfprm_jax.training.step import outputs
 
 DISTINCT = "distinct_"
 """What the names of metrics over distinct steps begin with."""
@@ -67,7 +68,8 @@ def evaluate(
     """Loss and binary metrics over all batches; None without any, or when stop() became true in between.
 
     Metrics over all labelled steps come first, those over distinct ones under the same names after "distinct_". The
-    loss is that of training; with --label_weight=node it counts a step once a batch.
+    loss is that of training without the redundancy output; with --label_weight=node it counts a step once a batch. Of a
+    redundancy output there is the AUROC over distinct steps.
 
     Args:
       eval_step: (params, batch) -> (z, total, count), as from training.step.jit_eval_step.
@@ -78,16 +80,30 @@ def evaluate(
     total = count = 0.0
     every: list[tuple[np.ndarray, np.ndarray]] = []
     once: list[tuple[np.ndarray, np.ndarray]] = []
+    second: list[tuple[np.ndarray, np.ndarray]] = []
     for batch in batches:
         if stop():
             return None
-        z, batch_total, batch_count = eval_step(params, rules.put_batch(batch.packed, shardings))
-        every.append(_labelled(np.asarray(z), np.asarray(batch.packed.labels)))
+        out, batch_total, batch_count = eval_step(params, rules.put_batch(batch.packed, shardings))
+        z, redundancy = outputs(np.asarray(out))
+        every.append(_labelled(z, np.asarray(batch.packed.labels)))
         if batch.distinct_labels is not None:
-            once.append(_labelled(np.asarray(z), batch.distinct_labels))
+            once.append(_labelled(z, batch.distinct_labels))
+        if redundancy is not None and batch.packed.redundancy is not None:
+            second.append(_labelled(redundancy, np.asarray(batch.packed.redundancy)))
         total, count = total + float(batch_total), count + float(batch_count)
     metrics = {"loss": _ratio(total, count), **_metrics(every)}
-    return metrics | {f"{DISTINCT}{name}": value for name, value in _metrics(once).items()} if once else metrics
+    if once:
+        metrics |= {f"{DISTINCT}{name}": value for name, value in _metrics(once).items()}
+    if second:
+        u, targets = (np.concatenate([pair[side] for pair in second]) for side in (0, 1))
+        redundant = targets > 0.5
+        metrics |= {
+            "redundancy_auroc": auroc(u, redundant),
+            "redundant": float(redundant.sum()),
+            "of_use": float((~redundant).sum()),
+        }
+    return metrics
 
 
 def _labelled(z: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

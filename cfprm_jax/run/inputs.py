@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import transformers
 from jax.sharding import Mesh
 
-from cfprm_jax.config import GranularityConfig
+from cfprm_jax.config import GranularityConfig, LossConfig
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.loader import Batch, Loader, evaluation_batches
@@ -84,7 +84,7 @@ def go_on_from_prm(config: TrainConfig, sources: Sources, say: Say) -> TrainConf
     """The options completed by what the directory of a PRM says, where that is what training begins with."""
     if sources.init == "random":
         return config
-    adopted = warm_start.adopt(sources.model, config.model, config.encoding, config.given)
+    adopted = warm_start.adopt(sources.model, config.model, config.encoding, config.given, config.loss.redundancy)
     for line in adopted.lines:
         say(f"goes on     {line}")
     return dataclasses.replace(config, model=adopted.model, encoding=adopted.encoding)
@@ -96,7 +96,7 @@ def open_network(config: TrainConfig, sources: Sources, mesh: Mesh) -> Network:
     backbone.refuse_length(config.encoding.max_length)
     model = config.model
     attention = rules.attention_backend(model.attention, mesh, backbone, model.dtype)
-    network = PRMConfig(backbone, model.head, model.dtype, attention, model.remat)
+    network = PRMConfig(backbone, model.head, model.dtype, attention, model.remat, config.loss.redundancy)
     own = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
     rules.param_shardings(mesh, parameters.param_specs(network))
     return Network(network, raw, own)
@@ -138,6 +138,8 @@ def open_data(
     train = corpus(sources.train, config.granularity, "train" if fraction else "all")
     for line in summary.corpus(train.report):
         say(f"train       {line}")
+    if config.loss.redundancy:
+        refuse_without_redundancy(train.report)
     rows = rules.row_multiple(mesh)
     loader = Loader(
         train,
@@ -146,15 +148,44 @@ def open_data(
         config.encoding,
         config.run.seed,
         rows * config.optimizer.accumulation,
+        second_targets(config.loss),
     )
     held_out: list[Batch] = []
     if fraction or sources.held_out:
         finest = dataclasses.replace(config.granularity, granularities=(str(train.granularities[0]),))
         split = corpus(sources.held_out or sources.train, finest, "held_out" if fraction else "all")
-        held_out = evaluation_batches(split, config.packing, config.encoding, config.eval.eval_max_trajectories, rows)
+        most = config.eval.eval_max_trajectories
+        held_out = evaluation_batches(
+            split, config.packing, config.encoding, most, rows, redundancy=config.loss.redundancy
+        )
     number = sum(batch.trajectories for batch in held_out)
     say(f"held out    {number:,} trajectories" if held_out else "held out    no question, so there is no evaluation")
     return Data(loader, held_out, train.report)
+
+
+def second_targets(loss: LossConfig) -> str:
+    """Which redundancy targets the loader gives: those of each distinct step once where labels count so."""
+    if not loss.redundancy:
+        return ""
+    return "node" if loss.label_weight == "node" else "trajectory"
+
+
+def refuse_without_redundancy(report: Mapping[str, Any]) -> None:
+    """UserError unless a corpus has both steps that are redundant and steps that are known to be of use.
+
+    Args:
+      report: of the training corpus.
+    """
+    counts = {
+        granularity: (entry["redundant_steps"], entry["useful_steps"])
+        for granularity, entry in report["granularities"].items()
+    }
+    if not any(redundant and useful for redundant, useful in counts.values()):
+        found = "; ".join(f"C={g}: {r:,} redundant, {u:,} of use" for g, (r, u) in counts.items())
+        raise UserError(
+            f"--redundancy_weight needs steps rated 0 and steps rated 1, as PRM800K has among its alternatives, or a "
+            f'field "redundancy"; {", ".join(report["files"])} has none of one kind ({found})'
+        )
 
 
 def open_candidates(path: str, sizes: tuple[str, ...]) -> list[Question]:

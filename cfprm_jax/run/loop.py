@@ -149,6 +149,11 @@ def describe(evaluation: Mapping[str, float]) -> str:
             f"; distinct: negative F1 {own['negative_f1']:.4f}  AUROC {own['auroc']:.4f}  over {own['positives']:,.0f} "
             f"and {own['negatives']:,.0f}"
         )
+    if "redundancy_auroc" in evaluation:
+        once += (
+            f"; redundancy AUROC {evaluation['redundancy_auroc']:.4f} over {evaluation['redundant']:,.0f} redundant "
+            f"and {evaluation['of_use']:,.0f} of use"
+        )
     return (
         f"loss {evaluation['loss']:.4f}  step accuracy {evaluation['step_accuracy']:.4f}  "
         f"negative F1 {evaluation['negative_f1']:.4f} (precision {evaluation['negative_precision']:.4f}, "

@@ -128,6 +128,7 @@ def render(
     training: Training,
     base_model: str = "",
     model_type: str = "qwen2",
+    redundancy: bool = False,
 ) -> str:
     """The text of README.md, with YAML front matter for the hub; the licence is left for whoever publishes.
 
@@ -137,6 +138,7 @@ def render(
       dtype: of the exported weights.
       base_model: of hub_name; "" leaves it out.
       model_type: of the backbone.
+      redundancy: whether the export has a redundancy output.
     """
     kind = _KINDS[format].format(classes=family_of(model_type).classes)
     library, pipeline = _PIPELINES[format]
@@ -151,16 +153,28 @@ def render(
         "---",
     ]
     return "\n".join(
-        [*front, "", *_use(name, format, kind, dtype, encoding, marker_id), *_training(training, base_model)]
+        [
+            *front,
+            "",
+            *_use(name, format, kind, dtype, encoding, marker_id, redundancy),
+            *_training(training, base_model),
+        ]
     )
 
 
-def _use(name: str, format: str, kind: str, dtype: str, encoding: EncodingConfig, marker_id: int) -> Iterator[str]:
+def _use(
+    name: str, format: str, kind: str, dtype: str, encoding: EncodingConfig, marker_id: int, redundancy: bool
+) -> Iterator[str]:
     yield f"# {name}\n"
     yield (
         "A process reward model for mathematical reasoning: it gives every step of a solution a score in [0, 1]. This "
         f"is {kind}. The weights are {dtype}.\n"
     )
+    if redundancy:
+        yield (
+            "A third label, `redundant`, is an output of its own: the sigmoid of its logit says how likely a step is "
+            "right but of no use. It has no part in the softmax of the score, which is over the first two labels.\n"
+        )
     yield "## Use\n"
     yield (
         f"A text is the chat template with the question, then every step, tokenised on its own, followed by the marker "
@@ -175,13 +189,20 @@ def _use(name: str, format: str, kind: str, dtype: str, encoding: EncodingConfig
         yield "import torch"
         if format == "peft_adapter":  # whose class has two labels by default, as the head here
             yield "from peft import AutoPeftModelForTokenClassification\n"
-            yield f'model = AutoPeftModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
+            three = ", num_labels=3" if redundancy else ""
+            load = f'AutoPeftModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}{three})'
+            yield f"model = {load}.eval()"
         else:
             yield "from transformers import AutoModelForTokenClassification\n"
             yield f'model = AutoModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
         yield "tokens = torch.tensor([ids])"
         yield "with torch.no_grad():"
-        yield "    scores = model(tokens).logits.float().softmax(-1)[..., 1][tokens == marker].tolist()"
+        if redundancy:
+            yield "    logits = model(tokens).logits.float()[tokens == marker]"
+            yield "scores = logits[:, :2].softmax(-1)[:, 1].tolist()"
+            yield "redundancy = logits[:, 2].sigmoid().tolist()"
+        else:
+            yield "    scores = model(tokens).logits.float().softmax(-1)[..., 1][tokens == marker].tolist()"
         yield "```\n"
     else:
         yield from _serve(name, format, dtype, marker_id)
@@ -287,6 +308,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     # A run of an earlier version has no such options.
     weight = options.get("label_weight", "trajectory")
     yield "loss", f"{options['loss']}{margin}" + ("" if weight == "trajectory" else f", by {weight}")
+    if options.get("redundancy_weight"):
+        yield "redundancy output", f"cross-entropy of rating 0 against 1, weight {options['redundancy_weight']:g}"
     yield "data", ", ".join(f"`{pathlib.Path(path).name}`" for path in options["train_data"])
     yield "neutral ratings", options["neutral"]
     yield "head", options["head"]

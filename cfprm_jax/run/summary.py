@@ -20,8 +20,8 @@ def model(config: PRMConfig, directory: str, weights: str = "float32") -> str:
     net = config.backbone
     return (
         f"{directory}: {parameters.count(config):,} parameters, {net.num_hidden_layers} layers of {net.hidden_size}, "
-        f"{config.head} head; {weights} weights, computed in {config.dtype}, attention {config.attention}, "
-        f"remat {config.remat}"
+        f"{config.head} head{' with redundancy' if config.redundancy else ''}; {weights} weights, computed in "
+        f"{config.dtype}, attention {config.attention}, remat {config.remat}"
     )
 
 
@@ -33,6 +33,8 @@ def corpus(report: dict[str, Any]) -> Iterator[str]:
     for granularity, counts in report["granularities"].items():
         labels = ", ".join(f"{number:,} {kind}" for kind, number in counts["labels"].items() if number)
         line = f"C={granularity}: {counts['trajectories']:,} trajectories, {counts['steps']:,} steps ({labels})"
+        if counts["redundant_steps"]:
+            line += f", {counts['redundant_steps']:,} redundant and {counts['useful_steps']:,} of use"
         if counts["truncated"]:
             line += f", {counts['truncated']:,} truncated ({counts['windows_cut']:,} windows cut)"
         line += "".join(f", {number:,} skipped: {why}" for why, number in counts["skipped"].items() if number)
@@ -52,9 +54,13 @@ def steps(
     cut = f" (of {loader.num_steps:,}: --max_steps)" if num_steps < loader.num_steps else ""
     return (
         f"{num_steps:,}{cut} of {_size(packing, loader)}, granularities {order} ({granularity.schedule}), "
-        f"loss {loss.loss} by {loss.label_weight}, packing {packing.packing} into at most {len(shapes)} shapes of "
-        f"rows: {named}{more}"
+        f"loss {loss.loss} by {loss.label_weight}{_second(loss)}, packing {packing.packing} into at most {len(shapes)} "
+        f"shapes of rows: {named}{more}"
     )
+
+
+def _second(loss: LossConfig) -> str:
+    return f" and {loss.redundancy_weight:g} times redundancy" if loss.redundancy else ""
 
 
 def _size(packing: PackingConfig, loader: Loader) -> str:

@@ -29,11 +29,18 @@ class Adopted(NamedTuple):
     lines: tuple[str, ...]
 
 
-def adopt(directory: pathlib.Path, model: ModelConfig, encoding: EncodingConfig, given: Collection[str]) -> Adopted:
+def adopt(
+    directory: pathlib.Path,
+    model: ModelConfig,
+    encoding: EncodingConfig,
+    given: Collection[str],
+    redundancy: bool = False,
+) -> Adopted:
     """The options completed by what a PRM's directory says. A language model's says nothing, and they stay.
 
     Args:
       given: names of the flags that were set, by --flagfile too.
+      redundancy: whether the run trains a redundancy output.
 
     Raises:
       UserError: a flag names another head or marker than the PRM was trained with, for which its head means nothing.
@@ -41,9 +48,14 @@ def adopt(directory: pathlib.Path, model: ModelConfig, encoding: EncodingConfig,
     head = loading.head_of(directory)
     if head is None:
         return Adopted(model, encoding, ())
+    meta, theirs = read_prm(directory)
+    if meta.get("redundancy") and not redundancy:
+        raise UserError(
+            f"{directory} has a redundancy output, which a run without --redundancy_weight would lose: give it a "
+            "weight, or export the PRM with --drop_redundancy"
+        )
     if "head" in given and model.head != head:
         raise UserError(f"--head={model.head}, but {directory} is a PRM with a head of kind {head}: leave --head out")
-    _, theirs = read_prm(directory)
     lines = []
     if theirs is None:
         lines.append(f"a PRM with a {head} head, without {PRM_FILE}: marker and texts as the flags say")

@@ -193,7 +193,7 @@ def attention_backend(backend: str, mesh: Mesh, backbone: BackboneConfig, dtype:
 def batch_shardings(mesh: Mesh) -> PackedBatch:
     """Rows are split; the small step positions and labels are everywhere, as a trajectory may be in any row."""
     rows, everywhere = NamedSharding(mesh, PartitionSpec(ROW_AXES)), replicated(mesh)
-    return PackedBatch(rows, rows, rows, everywhere, everywhere, everywhere)  # type: ignore[arg-type]
+    return PackedBatch(rows, rows, rows, *(everywhere,) * 4)  # type: ignore[arg-type]
 
 
 def put_batch(batch: PackedBatch, shardings: PackedBatch) -> PackedBatch:

@@ -21,14 +21,14 @@ from cfprm_jax.config import OptimizerConfig
 from cfprm_jax.data.distinct import DistinctSteps
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
-from cfprm_jax.losses import Loss
+from cfprm_jax.losses import Loss, bce
 from cfprm_jax.models import parameters
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import optimizer
 from cfprm_jax.training.optimizer import Optimizer, Schedule
 
 Forward = Callable[..., Float[Array, "rows length"]]
-"""(params, tokens, positions, subtree_end) -> z, the head's output at every token."""
+"""(params, tokens, positions, subtree_end) -> the output at every token: z, or in a last axis (z, redundancy)."""
 
 
 class TrainState(NamedTuple):
@@ -39,10 +39,15 @@ class TrainState(NamedTuple):
     step: Any  # int32 scalar, optimizer steps done
 
 
-def step_logits(forward: Forward, params: Any, batch: PackedBatch) -> Float[Array, "trajectories steps"]:
-    """z at the marker of every step of every trajectory; what stands at padded steps has no meaning."""
+def step_logits(forward: Forward, params: Any, batch: PackedBatch) -> Float[Array, "trajectories steps *outputs"]:
+    """The outputs at the marker of every step of every trajectory; at padded steps they have no meaning."""
     z = forward(params, batch.tokens, batch.positions, batch.subtree_end)
-    return z.reshape(-1)[batch.step_positions]
+    return z.reshape(-1, *z.shape[2:])[batch.step_positions]
+
+
+def outputs(step_logits: Any) -> tuple[Any, Any]:
+    """z, and the logit of redundancy where the head has one."""
+    return (step_logits, None) if step_logits.ndim == 2 else (step_logits[..., 0], step_logits[..., 1])
 
 
 def split_rows(batch: PackedBatch, parts: int) -> PackedBatch:
@@ -69,7 +74,8 @@ def split_rows(batch: PackedBatch, parts: int) -> PackedBatch:
         questions = jnp.broadcast_to(distinct.questions, (parts, *distinct.questions.shape))
         distinct = DistinctSteps(nodes, keep(distinct.labels), questions)
     rows_of_parts = (deal(batch.tokens), deal(batch.positions), deal(batch.subtree_end))
-    return PackedBatch(*rows_of_parts, step_positions, keep(batch.labels), distinct)
+    redundancy = None if batch.redundancy is None else keep(batch.redundancy)
+    return PackedBatch(*rows_of_parts, step_positions, keep(batch.labels), distinct, redundancy)
 
 
 def batch_sums(
@@ -90,16 +96,49 @@ Gradients = tuple[Float[Array, ""], dict[str, jax.Array], Any]
 """Loss of the batch, its sums for metrics, gradients of the parameters."""
 
 
+class Counts(NamedTuple):
+    """What the sums of a batch are divided by."""
+
+    labels: Float[Array, ""]
+    redundancy: Float[Array, ""] | None  # None without second targets
+
+
+def counts_of(loss: Loss, whole: PackedBatch) -> Counts:
+    """The counts of a whole batch, which its labels alone determine."""
+    _, count = loss(jnp.zeros_like(whole.labels), jnp.asarray(whole.labels), whole.distinct)
+    if whole.redundancy is None:
+        return Counts(count, None)
+    return Counts(count, bce(jnp.zeros_like(whole.redundancy), jnp.asarray(whole.redundancy))[1])
+
+
+def batch_loss(
+    loss: Loss, step_logits: Float[Array, "trajectories steps *outputs"], batch: PackedBatch, counts: Counts
+) -> tuple[Float[Array, ""], dict[str, jax.Array]]:
+    """The loss of a batch or what a part adds to it, and sums for metrics.
+
+    It is the loss of the steps, and that of the redundancy output by its weight, each a mean of its own.
+
+    Args:
+      counts: of the whole batch.
+    """
+    (z, redundancy), labels = outputs(step_logits), jnp.asarray(batch.labels)
+    total, _ = loss(z, labels, batch.distinct)
+    value, sums = total / jnp.maximum(counts.labels, 1.0), batch_sums(z, loss.labels(labels, batch.distinct))
+    if redundancy is not None and counts.redundancy is not None:
+        total, _ = bce(redundancy, jnp.asarray(batch.redundancy))
+        sums["redundancy_loss"] = total / jnp.maximum(counts.redundancy, 1.0)
+        value += loss.redundancy_weight * sums["redundancy_loss"]
+    return value, sums
+
+
 def _objective(
     forward: Forward, loss: Loss, whole: PackedBatch
 ) -> Callable[..., tuple[jax.Array, dict[str, jax.Array]]]:
     """(params, part of the whole batch) -> what the part adds to loss and sums."""
-    _, count = loss(jnp.zeros_like(whole.labels), jnp.asarray(whole.labels), whole.distinct)
+    counts = counts_of(loss, whole)
 
     def objective(params: Any, part: PackedBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        z, labels = step_logits(forward, params, part), jnp.asarray(part.labels)
-        total, _ = loss(z, labels, part.distinct)
-        return total / jnp.maximum(count, 1.0), batch_sums(z, loss.labels(labels, part.distinct))
+        return batch_loss(loss, step_logits(forward, params, part), part, counts)
 
     return objective
 
@@ -129,24 +168,26 @@ def _summed_gradients(state: TrainState, batch: PackedBatch, forward: Forward, l
 
 def _joint_gradients(state: TrainState, batch: PackedBatch, forward: Forward, loss: Loss, parts: int) -> Gradients:
     """One part of the rows after another, for a loss of all step logits together: forward, and forward and backward."""
-    split, labels = split_rows(batch, parts), jnp.asarray(batch.labels)
+    split, counts = split_rows(batch, parts), counts_of(loss, batch)
     part_of_step = batch.step_positions // batch.tokens.shape[1] % parts
+
+    def only(number: jax.Array, own: jax.Array, other: Any) -> jax.Array:
+        """Values of this part's steps, and others elsewhere."""
+        mine = part_of_step == number
+        return jnp.where(mine.reshape(*mine.shape, *(1,) * (own.ndim - 2)), own, other)
 
     def read(z: jax.Array, numbered: tuple[jax.Array, PackedBatch]) -> tuple[jax.Array, None]:
         number, part = numbered
-        return jnp.where(part_of_step == number, step_logits(forward, state.params, part), z), None
+        return only(number, step_logits(forward, state.params, part), z), None
 
     numbered = (jnp.arange(parts), split)
-    z, _ = jax.lax.scan(read, jnp.zeros(labels.shape, jnp.float32), numbered)
-
-    def objective(z: jax.Array) -> jax.Array:
-        total, count = loss(z, labels, batch.distinct)
-        return total / jnp.maximum(count, 1.0)
-
-    value, slopes = jax.value_and_grad(objective)(z)
+    one = jax.tree.map(lambda x: x[0], split)
+    z = jax.eval_shape(lambda: step_logits(forward, state.params, one))
+    z, _ = jax.lax.scan(read, jnp.zeros(z.shape, jnp.float32), numbered)
+    (value, sums), slopes = jax.value_and_grad(lambda z: batch_loss(loss, z, batch, counts), has_aux=True)(z)
 
     def pulled(params: Any, number: jax.Array, part: PackedBatch) -> jax.Array:
-        return jnp.sum(jnp.where(part_of_step == number, slopes * step_logits(forward, params, part), 0.0))
+        return jnp.sum(only(number, slopes * step_logits(forward, params, part), 0.0))
 
     def add(grads: Any, numbered: tuple[jax.Array, PackedBatch]) -> tuple[Any, None]:
         number, part = numbered
@@ -154,7 +195,7 @@ def _joint_gradients(state: TrainState, batch: PackedBatch, forward: Forward, lo
         return optimizer.add_gradients(grads, new_grads, state.step * parts + number), None
 
     grads, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), numbered)
-    return value, batch_sums(z, loss.labels(labels, batch.distinct)), grads
+    return value, sums, grads
 
 
 def train_step(
@@ -174,8 +215,6 @@ def train_step(
         value, sums, grads = _joint_gradients(state, batch, forward, loss, config.accumulation)
     else:
         value, sums, grads = _summed_gradients(state, batch, forward, loss, config.accumulation)
-    _, count = loss(jnp.zeros_like(batch.labels), jnp.asarray(batch.labels), batch.distinct)
-
     grad_norm = optimizer.global_norm(grads)
     scale = optimizer.clip_scale(grad_norm, config.max_grad_norm)
     params, opt_state = tx.update(grads, scale, state.params, state.opt_state, state.step)
@@ -184,11 +223,13 @@ def train_step(
         "loss": value,
         "grad_norm": grad_norm,
         "learning_rate": schedule(state.step),
-        "count": count,
+        "count": counts_of(loss, batch).labels,
         "step_accuracy": sums["right"] / (sums["positives"] + sums["negatives"]),
         "positive_score": sums["positive_score"] / sums["positives"],
         "negative_score": sums["negative_score"] / sums["negatives"],
     }
+    if "redundancy_loss" in sums:
+        metrics["redundancy_loss"] = sums["redundancy_loss"]
     return TrainState(params, opt_state, state.step + 1), metrics
 
 
@@ -246,7 +287,7 @@ def jit_eval_step(
     frozen_shardings: Any = None,
     compiler_options: dict[str, Any] | None = None,
 ) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
-    """(params, batch) -> (z [trajectories, steps], total, count).
+    """(params, batch) -> (step logits [trajectories, steps], with redundancy [trajectories, steps, 2], total, count).
 
     With frozen_shardings (params, batch, frozen), and forward is called with (frozen, params) for params.
     """
@@ -254,7 +295,7 @@ def jit_eval_step(
 
     def step(params: Any, batch: PackedBatch, *frozen: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         z = step_logits(forward, (*frozen, params) if frozen else params, batch)
-        return z, *loss(z, jnp.asarray(batch.labels), batch.distinct)
+        return z, *loss(outputs(z)[0], jnp.asarray(batch.labels), batch.distinct)
 
     return jax.jit(
         step,

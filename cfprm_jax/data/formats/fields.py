@@ -29,6 +29,7 @@ class Solution(NamedTuple):
     answer: str | None = None
     source: str | None = None
     granularity: Granularity = 1
+    redundancy: Sequence[Label] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +120,11 @@ def rating(value: Any, neutral: str) -> Label:
     if value == 0:
         return {"positive": 1.0, "negative": 0.0, "drop": None}[neutral]
     return 1.0 if value == 1 else 0.0
+
+
+def redundancy(value: Any) -> Label:
+    """A human rating as a redundancy target: 0 (right, but of no use) is 1, +1 is 0, and -1 and null have none."""
+    return {0: 1.0, 1: 0.0}.get(value) if value is not None else None
 
 
 def cut_question(prompt: str) -> tuple[str, str] | None:

@@ -43,6 +43,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     answer = fields.optional_text(question, "ground_truth_answer")
     path: list[str] = []
     labels: list[Label] = []
+    redundancy: list[Label] = []
     solutions: list[Solution] = []
     steps = fields.items(label, "steps")
     for number, step in enumerate(steps, 1):
@@ -51,29 +52,33 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
         except UserError as error:
             raise UserError(f"step {number}: {error}") from None
         if options.alternatives:
-            for index, (text, value, rated) in enumerate(completions):
+            for index, (text, value, rating) in enumerate(completions):
                 if index == chosen:
                     continue
-                if not rated:
+                if rating is None:
                     options.leave_out("PRM800K completions without a rating, not chosen")
                 elif value is None:
                     options.leave_out("PRM800K neutral alternatives (--neutral=drop)")
                 else:
-                    solutions.append(Solution(problem, [*path, text], [*labels, value], answer=answer))
+                    targets = [*redundancy, fields.redundancy(rating)]
+                    solutions.append(
+                        Solution(problem, [*path, text], [*labels, value], answer=answer, redundancy=targets)
+                    )
         if chosen is not None:
-            text, value, _ = completions[chosen]
+            text, value, rating = completions[chosen]
         elif human is not None:
-            text, value = human, 1.0
+            text, value, rating = human, 1.0, None
         elif _ends_in_error(label, number, len(steps)) and completions and not options.alternatives:
-            text, value, _ = completions[0]
+            text, value, rating = completions[0]
         else:
             if number < len(steps):
                 options.leave_out("PRM800K steps after a step with nothing chosen")
             break
         path.append(text)
         labels.append(value)
+        redundancy.append(fields.redundancy(rating))
     if path:
-        solutions.append(Solution(problem, path, labels, answer=answer))
+        solutions.append(Solution(problem, path, labels, answer=answer, redundancy=redundancy))
     if not solutions:
         options.leave_out("PRM800K records without a rated or chosen step")
     return solutions
@@ -83,16 +88,16 @@ def _ends_in_error(label: dict[str, Any], number: int, steps: int) -> bool:
     return label.get("finish_reason") == "found_error" and number == steps
 
 
-def _step(step: Any, neutral: str) -> tuple[list[tuple[str, Label, bool]], int | None, str | None]:
-    """A step's completions as (text, label, whether rated), the index of the chosen one, the human text."""
+def _step(step: Any, neutral: str) -> tuple[list[tuple[str, Label, int | None]], int | None, str | None]:
+    """A step's completions as (text, label, rating), the index of the chosen one, the human text."""
     if not isinstance(step, dict):
         raise UserError(f"expected an object, found {step!r:.80}")
     completions = []
     for completion in [] if step.get("completions") is None else fields.items(step, "completions"):
         if not isinstance(completion, dict):
             raise UserError(f"completion: expected an object, found {completion!r:.80}")
-        value = completion.get("rating")
-        completions.append((fields.text(completion, "text"), fields.rating(value, neutral), value is not None))
+        rating = completion.get("rating")
+        completions.append((fields.text(completion, "text"), fields.rating(rating, neutral), rating))
     chosen = fields.require(step, "chosen_completion")
     if chosen is not None and (type(chosen) is not int or not 0 <= chosen < len(completions)):
         raise UserError(f"chosen_completion {chosen!r:.80} is not an index of its {len(completions)} completions")

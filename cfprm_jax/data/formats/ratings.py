@@ -25,11 +25,13 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     Raises:
       UserError: a field is missing or is not what the format says.
     """
+    ratings = fields.items(row, "ratings")
     return [
         Solution(
             question=fields.text(row, "problem"),
             steps=fields.texts(row, "steps"),
-            labels=[fields.rating(value, options.neutral) for value in fields.items(row, "ratings")],
+            labels=[fields.rating(value, options.neutral) for value in ratings],
+            redundancy=[fields.redundancy(value) for value in ratings],
             id=fields.optional_text(row, "id"),
             answer=fields.optional_text(row, "answer"),
         )

@@ -186,7 +186,11 @@ def _finished(record: Grouping | None, source: str, fraction: float) -> Iterator
 def _trajectory(solution: Solution, source: str) -> Trajectory:
     steps, labels = tuple(solution.steps), np.array(solution.labels, np.float64)
     record = solution.source or source
-    return Trajectory(solution.question, steps, labels, record, solution.id, solution.answer, solution.granularity)
+    given = solution.redundancy
+    redundancy = np.full(len(steps), np.nan) if given is None else np.array(given, np.float64)
+    return Trajectory(
+        solution.question, steps, labels, record, solution.id, solution.answer, solution.granularity, redundancy
+    )
 
 
 def _by_name(name: str) -> ModuleType:

@@ -1,8 +1,10 @@
 """The stepwise format, as on the Hugging Face hub and as `prepare` writes it.
 
 A row is {"prompt": text, "completions": [texts], "labels": [one a step]} with optional "id", "answer" and "source".
-Labels are true, false, or numbers in [0, 1]; null and -100 are unlabelled. "source" names the record that a row comes
-from, so that solutions which share prefixes stay together; without it consecutive rows of one question are a record.
+Labels are true, false, or numbers in [0, 1]; null and -100 are unlabelled. An optional "redundancy" has a number in
+[0, 1] a step, 1 for one that is right but of no use, or null where that is not known. "source" names the record that a
+row comes from, so that solutions which share prefixes stay together; without it consecutive rows of one question are a
+record.
 `prepare` adds "granularity", the window size at which the row's steps were merged (an int, or "whole"). Such a row is a
 trajectory of the windows it holds, and a file may hold rows of several granularities one after another; rows that are
 merged already are refused where they would be merged once more.
@@ -42,6 +44,9 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
             answer=fields.optional_text(row, "answer"),
             source=fields.optional_text(row, "source"),
             granularity=_granularity(row.get("granularity", 1)),
+            redundancy=None
+            if row.get("redundancy") is None
+            else [fields.label(value) for value in fields.items(row, "redundancy")],
         )
     ]
 
