@@ -32,9 +32,10 @@ from cfprm_jax.config import (
     whole_number,
 )
 from cfprm_jax.errors import UserError
-from cfprm_jax.experiments import report
+from cfprm_jax.experiments import frontier_report, report
 from cfprm_jax.experiments.cell import SUBSETS
-from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells
+from cfprm_jax.experiments.frontier import FrontierConfig
+from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells, frontier_cells
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
 from cfprm_jax.run.options import TrainConfig
@@ -49,9 +50,9 @@ class ExperimentConfig(Options):
 
     python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
 
-    Writes a directory a cell, and table2.md, table2.tex, controls.md, figure.png, findings.txt and results.json into
-    --output_dir. Cells that are there already are not run again, so a killed run loses one cell, and several processes
-    may work on one --output_dir.
+    Writes a directory a cell, and table2.md, table2.tex, controls.md, figure.png, findings.txt and results.json (with
+    --grid=frontier: frontier.md, frontier.png and frontier.json) into --output_dir. Cells that are there already are
+    not run again, so a killed run loses one cell, and several processes may work on one --output_dir.
     """
 
     output_dir: str = option("", "Directory of the experiment.")
@@ -85,6 +86,13 @@ class ExperimentConfig(Options):
         choices=tuple(LOSSES),
         kind="list",
     )
+    grid: str = option(
+        "table",
+        "table: --rows by --treatments, as the paper's table. frontier: --rows by the axes below, accuracy against "
+        "computed tokens.",
+        choices=("table", "frontier"),
+    )
+    frontier: FrontierConfig = dataclasses.field(default_factory=FrontierConfig)
     seeds: tuple[str, ...] = option(("0", "1", "2", "3", "4"), "Seeds: order, reward head, and laboratory data.")
     n: tuple[str, ...] = option(("8", "16", "32", "64"), "Numbers of candidates to choose from.", kind="list")
     subsets: str = option(
@@ -116,10 +124,15 @@ def main(config: ExperimentConfig) -> int:
         runner = Runner(materials, opened.mesh, say)
         done = runner.run(grid)
         tests = {level: runner.tests(level) for level in dict.fromkeys(cell.level for cell in grid)}
-    text = report.write(directory, done, tests, config.subsets, config_files.as_dict(config))
+    files: tuple[str, ...] = report.FILES
+    if config.grid == "frontier":
+        files = frontier_report.FILES
+        text = frontier_report.write(directory, done, config.subsets, config_files.as_dict(config))
+    else:
+        text = report.write(directory, done, tests, config.subsets, config_files.as_dict(config))
     say(f"\n{text}")
     say(f"done        {len(grid)} cells in {duration(time.monotonic() - started)}")
-    say(f"results     {directory}: {', '.join(report.FILES)}")
+    say(f"results     {directory}: {', '.join(files)}")
     return 0
 
 
@@ -145,14 +158,10 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
             raise UserError(f"--tests: {entry!r} is not NAME=FILE with a name of its own")
         tests[name] = pathlib.Path(path)
     levels = config.levels if in_laboratory else ("real",)
-    grid = cells(
-        config.rows,
-        config.treatments,
-        levels,
-        seeds,
-        config.other_level_treatments,
-        config.grouping_rows,
-    )
+    if config.grid == "frontier":
+        grid = frontier_cells(config.rows, levels, seeds, config.frontier)
+    else:
+        grid = cells(config.rows, config.treatments, levels, seeds, config.other_level_treatments, config.grouping_rows)
     base = TrainConfig(
         train_data=config.train_data,
         model=config.model,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cfprm_jax import bon, experiment, flags, score, train
+from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.synthetic import judge
@@ -168,14 +169,14 @@ def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
         config = BonConfig(
             input=(str(scored),),
             n=("4", "8"),
-            aggregation=("min", "last"),
+            aggregation=AGGREGATIONS,
             grader="none",
             resamples=100,
             output_dir=str(results),
         )
         assert bon.main(config) == 0
         rows = json.loads((results / "results.json").read_text())["rows"]
-        for aggregation in ("min", "last"):
+        for aggregation in AGGREGATIONS:
             told = [r["accuracy"] for r in rows if (r["method"], r["aggregation"]) == ("best_of_n", aggregation)]
             assert told == summary["accuracy"][f"{test}/{aggregation}/first"]
 
@@ -210,6 +211,10 @@ def test_the_flag_files_are_whole_experiments(monkeypatch):
     small = ROOT / "configs" / "lab" / "small.flags"
     grid, _ = experiment.plan(flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={small}"]))
     assert len(grid) == 12
+    once = ROOT / "configs" / "lab" / "label_once.flags"
+    grid, materials = experiment.plan(flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={once}"]))
+    assert materials.laboratory is not None and materials.laboratory.corpus == "paths"
+    assert {cell.what.label_weight for cell in grid} == {"trajectory", "node"}
     real = ROOT / "configs" / "real" / "phase1.flags"
     given = ["--model=m", "--train_data=t.jsonl", "--tests=MATH500=c.jsonl.gz", "--output_dir=o"]
     config = flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={real}", *given])

@@ -20,20 +20,23 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
+from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.pool import log_sigmoid
 from cfprm_jax.grading.grader import Grader
 from cfprm_jax.inference.loaded import LoadedPRM
+from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Item, Plan, Scorer
 from cfprm_jax.run import inputs
+from cfprm_jax.run.evaluation import auroc
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.setup import setup
 from cfprm_jax.runtime import digests
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program
 
-AGGREGATIONS = ("min", "last")
 SUBSETS = ("first", "all")
 """Which n candidates are chosen from: the first in file order, as bon does; or every subset of n, on average."""
 
@@ -48,6 +51,7 @@ class TestSet:
       items: question and steps of every candidate, question by question.
       correct: whether each is right.
       group: which candidates of a question give the same answer; -1 for none.
+      steps: labelled steps up to the first mistake of every candidate, for AUROC; None where files have no "labels".
     """
 
     name: str
@@ -55,6 +59,7 @@ class TestSet:
     items: list[Item]
     correct: Bool[np.ndarray, "questions candidates"]
     group: Int[np.ndarray, "questions candidates"]
+    steps: LabelledSteps | None = None
 
     def majority(self, n: int) -> Bool[np.ndarray, " questions"]:
         """Whether the answer that most of the first n candidates give, the first given on a tie, is right."""
@@ -63,6 +68,49 @@ class TestSet:
             counts = np.bincount(groups[groups >= 0], minlength=1)
             right.append(bool(counts.any()) and bool(correct[np.flatnonzero(groups == counts.argmax())[0]]))
         return np.array(right)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelledSteps:
+    """Steps of a test set's candidates that have a label; what follows a mistake is no part of it.
+
+    Attributes:
+      item, step: which candidate's, and which of its steps.
+      label: whether it is right.
+      first: whether it is the first occurrence of a distinct step: same question, same steps before it, same text.
+    """
+
+    item: Int[np.ndarray, " steps"]
+    step: Int[np.ndarray, " steps"]
+    label: Bool[np.ndarray, " steps"]
+    first: Bool[np.ndarray, " steps"]
+
+    def auroc(self, logits: Sequence[Float[np.ndarray, " steps"] | None]) -> dict[str, float]:
+        """AUROC over all steps, and over distinct ones, of candidates that have logits."""
+        z = np.full(len(self.item), np.nan)
+        for place, (item, step) in enumerate(zip(self.item.tolist(), self.step.tolist(), strict=True)):
+            own = logits[item]
+            z[place] = np.nan if own is None or step >= len(own) else own[step]
+        known = ~np.isnan(z)
+        once = known & self.first
+        return {"all": auroc(z[known], self.label[known]), "distinct": auroc(z[once], self.label[once])}
+
+
+def labelled_steps(items: Sequence[Item], labels: Sequence[Sequence[float] | None]) -> LabelledSteps | None:
+    """The labelled steps of candidates; None where one has no labels."""
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    out: list[tuple[int, int, bool, bool]] = []
+    for number, ((question, steps), own) in enumerate(zip(items, labels, strict=True)):
+        if own is None:
+            return None
+        for step, label in enumerate(own):
+            key = (question, tuple(steps[: step + 1]))
+            out.append((number, step, label > 0.5, key not in seen))
+            seen.add(key)
+            if label <= 0.5:
+                break
+    item, place, label_, first = (np.array(column) for column in zip(*out, strict=True))
+    return LabelledSteps(item, place, label_, first)
 
 
 def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) -> TestSet:
@@ -74,15 +122,18 @@ def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) 
     """
     items: list[Item] = []
     correct, group = [], []
+    labels: list[Sequence[float] | None] = []
     for question, judgement in Grader("none").judge(read_candidates(str(path))):
         if len(question.candidates) < most:
             raise UserError(f"{question.source}: {len(question.candidates)} candidates, but --n names {most}")
         for candidate in question.candidates[:most]:
             steps = encoder.split(candidate.text or "") if candidate.steps is None else candidate.steps
             items.append((question.question, steps))
+        labels += [candidate.get("labels") for candidate in question.row["candidates"][:most]]
         correct.append(judgement.correct[:most])
         group.append(judgement.group[:most])
-    return TestSet(name, pathlib.Path(path), items, np.array(correct, bool), np.array(group))
+    steps_with_labels = labelled_steps(items, labels)
+    return TestSet(name, pathlib.Path(path), items, np.array(correct, bool), np.array(group), steps_with_labels)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,6 +145,7 @@ class Outcome:
       tokens: tokens computed in training, shared prefixes once.
       final_loss: mean over the last tenth of the steps.
       digest: SHA-256 of the trained parameters.
+      auroc: test set to AUROC over "all" labelled steps and over "distinct" ones, where the set has labels.
       right: "test set/aggregation/subsets" to the share of choices of n that are right, for every question and n.
     """
 
@@ -101,6 +153,7 @@ class Outcome:
     tokens: int
     final_loss: float
     digest: str
+    auroc: dict[str, dict[str, float]]
     right: dict[str, Float[np.ndarray, "questions n"]]
 
 
@@ -138,33 +191,32 @@ class Bench:
         loaded = LoadedPRM(
             dataclasses.replace(made.network.config, remat="none"), params, made.tokenizer, config.encoding, {}
         )
-        return Outcome(
-            num_steps,
-            tokens,
-            float(values[-max(num_steps // 10, 1) :].mean()),
-            digest(loaded.params),
-            self._choices(loaded, tests, n),
-        )
+        aurocs, right = self._choices(loaded, tests, n)
+        final = float(values[-max(num_steps // 10, 1) :].mean())
+        return Outcome(num_steps, tokens, final, digest(loaded.params), aurocs, right)
 
     def _choices(
         self, loaded: LoadedPRM, tests: Sequence[TestSet], n: Sequence[int]
-    ) -> dict[str, Float[np.ndarray, "questions n"]]:
+    ) -> tuple[dict[str, dict[str, float]], dict[str, Float[np.ndarray, "questions n"]]]:
+        """AUROC of each test set, and the shares of right choices."""
         key = (loaded.config, loaded.encoding)
         if key not in self._scorers:
             self._scorers[key] = Scorer(loaded, mesh=self._mesh)
         scorer = self._scorers[key].with_params(loaded.params)
-        right = {}
+        right, aurocs = {}, {}
         for test in tests:
             # How candidates lie in rows is the same for all reward models.
             if (key, test.path) not in self._plans:
                 self._plans[key, test.path] = scorer.plan(test.items)
             logits = scorer.start(self._plans[key, test.path]).scores()
+            if test.steps is not None:
+                aurocs[test.name] = test.steps.auroc(logits)
             for aggregation in AGGREGATIONS:
                 rank = np.array([_aggregate(z, aggregation) for z in logits]).reshape(test.correct.shape)
                 for subsets in SUBSETS:
                     choose = first_n if subsets == "first" else every_n
                     right[f"{test.name}/{aggregation}/{subsets}"] = choose(rank, test.correct, n)
-        return right
+        return aurocs, right
 
 
 # Kept, so that cells which differ in seed or data alone do not compile again.
@@ -174,6 +226,10 @@ _program = functools.lru_cache(maxsize=32)(program.build)
 def _aggregate(logits: Float[np.ndarray, " steps"] | None, aggregation: str) -> float:
     if logits is None:
         return -math.inf
+    if aggregation == "product":
+        return float(log_sigmoid(logits).sum())
+    if aggregation == "mean":
+        return float(sigmoid(logits).mean())
     return float(logits.min() if aggregation == "min" else logits[-1])
 
 

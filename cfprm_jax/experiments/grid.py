@@ -13,34 +13,8 @@ from collections.abc import Sequence
 
 from cfprm_jax.config import GranularityConfig
 from cfprm_jax.errors import UserError
-
-ALL, MATCHED, COMPUTE = "all", "matched", "compute"
-
-
-@dataclasses.dataclass(frozen=True)
-class Treatment:
-    """What a run trains on.
-
-    Attributes:
-      title: in tables and text.
-      granularities: window sizes in the order of training.
-      passes: passes at each granularity, in passes of plain training.
-      schedule: as --schedule.
-      packing: as --packing; empty is the packing of the experiment.
-      record_chunk: as --record_chunk, of the packing or of what steps are compared with.
-      steps: "all" of the data; "matched", the full batches that solutions at C=2 and at 1 make together, about twice
-        the steps of "plain";
-        or "compute", as many as have the tokens that tree packing computes for all of the data.
-    """
-
-    title: str
-    granularities: tuple[str, ...]
-    passes: int = 1
-    schedule: str = "coarse_to_fine"
-    packing: str = ""
-    record_chunk: int = 0
-    steps: str = ALL
-
+from cfprm_jax.experiments import frontier
+from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, Treatment
 
 TREATMENTS = {
     "plain": Treatment("plain", ("1",)),
@@ -96,7 +70,8 @@ class Cell:
     @property
     def what(self) -> Treatment:
         """What it trains on."""
-        return (_ORM_TREATMENTS if self.row == ORM else TREATMENTS)[self.treatment]
+        known = _ORM_TREATMENTS if self.row == ORM else TREATMENTS
+        return known[self.treatment] if self.treatment in known else frontier.treatment(self.treatment)
 
     @property
     def aggregation(self) -> str:
@@ -152,6 +127,25 @@ def cells(
                     wanted = [*treatments, *(GROUPING if row in packings else ())] if first else list(elsewhere)
                 out += [Cell(level, row, treatment, seed) for treatment in wanted]
     return out
+
+
+def frontier_cells(
+    rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int], axes: frontier.FrontierConfig
+) -> list[Cell]:
+    """Every cell of the frontier, seed by seed. Outcome models have none.
+
+    Raises:
+      UserError: a name that is none, or one twice; a value that an axis does not have.
+    """
+    check_names("--rows", rows, tuple(LOSSES))
+    check_names("--seeds", [str(seed) for seed in seeds], None)
+    return [
+        Cell(level, row, treatment, seed)
+        for seed in seeds
+        for level in levels
+        for row in rows
+        for treatment in frontier.treatments(axes, row)
+    ]
 
 
 def check_names(flag: str, names: Sequence[str], known: Sequence[str] | None) -> None:

@@ -2,9 +2,13 @@
 
 At each level of redundancy a small language model imitates demonstrations of the arithmetic world, which hold slips,
 misconceptions, and steps that restate, split or say nothing. What it samples is judged by the world's exact rule: for
-each seed a training set of its own, and for all seeds the candidates of two test sets, of short and of long problems.
-The problems of all three are disjoint. Solutions to train on end at their first mistake, as where annotators stop
-there (PRM800K). Whatever is there already is not made again.
+each seed a training set of its own, and for all seeds the candidates of test sets, of short and of long problems. The
+problems of all are disjoint. Whatever is there already is not made again.
+
+There are two kinds of training sets. "samples" are whole solutions of each problem, sampled independently, as
+Math-Shepherd has them; they end at their first mistake, as where annotators stop there. "paths" are annotated paths
+with alternatives at every step, as PRM800K has them (:mod:`.paths`); their problems are longer, so that solutions share
+about as much as PRM800K's, and a third test set, "validation", serves to choose options by.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from cfprm_jax.config import LARGEST_SEED, EncodingConfig, Options, option
 from cfprm_jax.data.question_files import QuestionRow
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
+from cfprm_jax.experiments import paths
 from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
+from cfprm_jax.inference.sampler import Prompt
 from cfprm_jax.runtime import atomic, locks
 from cfprm_jax.synthetic import judge
 from cfprm_jax.synthetic.solver import Bias, Mistake, sample_misconceptions, solve
@@ -31,7 +37,8 @@ from cfprm_jax.synthetic.world import DAYS, Problem, WorldConfig, distinct_probl
 LEVELS = {"none": (0.0, 0.0, 0.0), "some": (0.2, 0.15, 0.1), "much": (0.5, 0.4, 0.4)}
 """Rates of steps that restate, that are told in two, and that are followed by one that says nothing."""
 
-TESTS = ("short", "long")
+CORPORA = ("samples", "paths")
+TESTS = {"samples": ("short", "long"), "paths": ("short", "long", "validation")}
 _WORLD, _PROBLEMS, _DEMONSTRATIONS = range(3)
 _BATCH_ROWS = 256  # candidates that are decoded at once
 
@@ -47,8 +54,16 @@ class LaboratoryConfig(Options):
     misconceptions: float = option(
         0.25, "Share of the pairs of a day and a move that demonstrations tend to get wrong.", lower=0.0, upper=1.0
     )
+    corpus: str = option(
+        "samples",
+        "Training sets. samples: independent solutions of each problem, as Math-Shepherd has them. paths: correct "
+        "paths with alternatives at every step, of longer problems, as PRM800K has them.",
+        choices=CORPORA,
+    )
     train_problems: int = option(256, "Problems of a training set.", lower=1, upper=10**5)
-    solutions_per_problem: int = option(32, "Sampled solutions of each.", lower=1, upper=4096)
+    solutions_per_problem: int = option(
+        32, "Sampled solutions of each, or with paths sampled next steps.", lower=1, upper=4096
+    )
     test_questions: int = option(200, "Questions of each test set.", lower=1, upper=10**5)
     candidates: int = option(64, "Sampled candidates of each test question.", lower=1, upper=4096)
     sampling_temperature: float = option(1.0, "Temperature of the policy.", lower=1e-4, upper=100.0, also=0.0)
@@ -69,12 +84,14 @@ class Level:
     train: dict[int, pathlib.Path]
 
 
-def world(level: str, moves: tuple[int, int]) -> WorldConfig:
-    """The world at a level of redundancy, with problems of so many moves."""
+def world(level: str, corpus: str, kind: str) -> WorldConfig:
+    """The world at a level of redundancy, with problems of one of its kinds."""
+    moves = _MOVES[corpus][kind]
     restate, split, idle = LEVELS[level]
     return WorldConfig(
         min_moves=moves[0],
         max_moves=moves[1],
+        repeat_moves=corpus == "paths",
         redundancy_rate=restate,
         split_rate=split,
         idle_rate=idle,
@@ -87,7 +104,21 @@ def world(level: str, moves: tuple[int, int]) -> WorldConfig:
     )
 
 
-_MOVES = {"short": (3, 4), "long": (5, 6), "train": (3, 6)}
+_MOVES = {
+    "samples": {"short": (3, 4), "long": (5, 6), "train": (3, 6), "demonstrations": (3, 6)},
+    # Paths of about 18 steps at redundancy "some", so that expanded tokens are more than 10 times the distinct ones.
+    "paths": {
+        "short": (6, 7),
+        "long": (12, 14),
+        "validation": (6, 14),
+        "train": (12, 14),
+        "demonstrations": (3, 14),
+    },
+}
+# Steps of a path after which it ends, whatever the policy says: several times those of any solution.
+_LONGEST_PATH = 100
+# Tokens of a sampled step after which it is cut; a longer text is no step of this world.
+_LONGEST_STEP = 16
 
 
 def make(
@@ -112,7 +143,7 @@ def make(
         laboratory.policy()
         return Level(
             laboratory.backbone(),
-            {name: laboratory.test(name) for name in TESTS},
+            {name: laboratory.test(name) for name in TESTS[config.corpus]},
             {seed: laboratory.train(seed) for seed in seeds},
         )
 
@@ -132,7 +163,8 @@ class _Laboratory:
         taken: set[Problem] = set()
         rng = np.random.default_rng((config.world_seed, _PROBLEMS))
         self._tests = {
-            name: distinct_problems(world(level, _MOVES[name]), config.test_questions, rng, taken) for name in TESTS
+            name: distinct_problems(world(level, config.corpus, name), config.test_questions, rng, taken)
+            for name in TESTS[config.corpus]
         }
         self._taken = frozenset(taken)
 
@@ -153,7 +185,7 @@ class _Laboratory:
                 tokenizer,
                 make_config(len(tokenizer)),
                 self._encoding,
-                PolicyConfig(),
+                PolicyConfig(row_length=max(self._encoding.max_length, PolicyConfig.row_length)),
                 self._config.world_seed,
             )
         self._say(f"policy      redundancy {self._level}: {loss:.3f} nats a token at the end")
@@ -167,7 +199,7 @@ class _Laboratory:
         return target
 
     def _demonstrations(self) -> Iterator[Demonstration]:
-        config = world(self._level, _MOVES["train"])
+        config = world(self._level, self._config.corpus, "demonstrations")
         # The misconceptions are the world's own, whatever the redundancy.
         beliefs = np.random.default_rng((self._config.world_seed, _WORLD))
         misconceptions = sample_misconceptions(self._config.misconceptions, config, beliefs)
@@ -190,16 +222,54 @@ class _Laboratory:
         return target
 
     def train(self, seed: int) -> pathlib.Path:
-        """The training set of a seed: always the same number of solutions, of two steps or more."""
+        """The training set of a seed."""
         target = self._root / f"train_{seed}.jsonl"
-        if target.exists():
-            return target
+        if not target.exists():
+            rng = np.random.default_rng((self._config.world_seed, seed, _PROBLEMS))
+            self._train_paths(target, seed, rng) if self._config.corpus == "paths" else self._train(target, seed, rng)
+        return target
+
+    def _train_paths(self, target: pathlib.Path, seed: int, rng: np.random.Generator) -> None:
+        """Paths of --train_problems problems, with their alternatives."""
+        from cfprm_jax.inference.policy import open_policy
+        from cfprm_jax.inference.sampler import Sampler, Sampling
+
         config = self._config
-        rng = np.random.default_rng((config.world_seed, seed, _PROBLEMS))
+        problems = distinct_problems(world(self._level, "paths", "train"), config.train_problems, rng, set(self._taken))
+        policy = open_policy(self._root / "policy", "float32", self._mesh)
+        separator = policy.tokenizer(self._encoding.separator, add_special_tokens=False)["input_ids"]
+        if len(separator) != 1:
+            raise UserError(f"--step_separator: {self._encoding.step_separator} is not one token of the policy")
+        ends = {*policy.stops, *separator}
+        policy = dataclasses.replace(policy, stops=tuple(sorted(ends)))
+        sampling = Sampling(config.sampling_temperature, max_new_tokens=_LONGEST_STEP, seed=seed)
+        sampler = Sampler(policy, sampling, _BATCH_ROWS, self._mesh)
+
+        def draw(prompts: Sequence[Prompt]) -> Iterator[Sequence[np.ndarray]]:
+            for samples in sampler.sample(prompts, config.solutions_per_problem):
+                yield [np.array([token for token in one.tokens.tolist() if token not in ends]) for one in samples]
+
+        found = paths.annotate(problems, draw, policy.tokenizer, self._encoding, _LONGEST_PATH)
+        rows = [
+            row
+            for number, path in enumerate(found)
+            for row in path.rows(f"train_{seed}_{number:05d}", DAYS[path.problem.answer])
+        ]
+        _write(target, iter(rows))
+        labels = np.concatenate([row["labels"] for row in rows])
+        self._say(
+            f"train       redundancy {self._level}, seed {seed}: {len(found):,} paths of "
+            f"{np.mean([len(path.steps) for path in found]):.1f} steps, {len(rows) / len(found):.1f} solutions each, "
+            f"{labels.mean():.0%} of the labels positive"
+        )
+
+    def _train(self, target: pathlib.Path, seed: int, rng: np.random.Generator) -> None:
+        """Independent samples: always the same number of solutions, of two steps or more."""
+        config = self._config
         wanted = config.train_problems * config.solutions_per_problem
         # Some more, as a sample of one step gives nothing to merge and is left out.
         asked = config.train_problems + config.train_problems // 10 + 2
-        problems = distinct_problems(world(self._level, _MOVES["train"]), asked, rng, set(self._taken))
+        problems = distinct_problems(world(self._level, "samples", "train"), asked, rng, set(self._taken))
         sampled = self._sample(f"train_{seed}", problems, config.solutions_per_problem, seed)
         rows = [row for question in sampled for row in _stepwise(question)]
         if len(rows) < wanted:
@@ -210,7 +280,6 @@ class _Laboratory:
             f"train       redundancy {self._level}, seed {seed}: {wanted:,} solutions, "
             f"{len(labels) / wanted:.1f} steps each, {labels.mean():.0%} of them positive"
         )
-        return target
 
     def _sample(self, name: str, problems: Sequence[Problem], candidates: int, seed: int) -> list[dict[str, Any]]:
         """Rows of a candidates file with "steps"."""

@@ -25,17 +25,21 @@ from cfprm_jax.data.batching import BatchPlan
 from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.experiments import laboratory
 from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
-from cfprm_jax.experiments.grid import COMPUTE, MATCHED, TREATMENTS, Cell
+from cfprm_jax.experiments.grid import TREATMENTS, Cell
+from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, Treatment
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import atomic, caches, config_files, digests, locks
 from cfprm_jax.runtime.progress import duration
 
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.
-_VERSION = 1
+_VERSION = 2
+# Batches whose tokens are counted to tell how many steps have as many as a run is to have.
+_MEASURED_STEPS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +126,14 @@ class Runner:
             train_data=self._train(cell),
             model=dataclasses.replace(base.model, model=str(self._model(cell.level))),
             granularity=cell.granularity(base.granularity),
-            loss=dataclasses.replace(base.loss, loss=cell.loss),
+            loss=dataclasses.replace(base.loss, loss=cell.loss, label_weight=what.label_weight),
             packing=dataclasses.replace(base.packing, packing=what.packing, record_chunk=what.record_chunk)
             if what.packing
             else base.packing,
             run=dataclasses.replace(base.run, seed=cell.seed),
         )
+        if what.train_tokens:
+            return _frontier_config(config, what, self._corpus(config, config.granularity))
         if what.steps == MATCHED:
             paired = dataclasses.replace(base.granularity, c_max=1, granularities=TREATMENTS["c2"].granularities)
             corpus = self._corpus(config, paired)
@@ -203,6 +209,38 @@ class Runner:
         return Result(cell, summary, outcome.right), seconds
 
 
+def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus) -> TrainConfig:
+    """The options of a run whose tokens are given: a step's, and all of it, in as many passes as that takes."""
+    config = dataclasses.replace(
+        config,
+        loss=dataclasses.replace(config.loss, negative_weight=what.negative_weight or _balancing(corpus)),
+        optimizer=dataclasses.replace(config.optimizer, learning_rate=what.learning_rate),
+        packing=dataclasses.replace(config.packing, batch_tokens=what.batch_tokens),
+    )
+    once = Loader(corpus, config.granularity, config.packing, config.encoding, config.run.seed)
+    places = np.linspace(0, once.num_steps - 1, min(_MEASURED_STEPS, once.num_steps)).astype(int)
+    tokens = float(np.mean([once.batch(int(place)).tokens_computed for place in places]))
+    # Two digits, so that seeds share compiled steps: the schedule of another number of steps is another program.
+    steps = max(int(float(f"{what.train_tokens / tokens:.1e}")), 1)
+    passes = -(-steps // once.num_steps)
+    return dataclasses.replace(
+        config,
+        granularity=dataclasses.replace(config.granularity, epochs_per_granularity=passes),
+        run=dataclasses.replace(config.run, max_steps=steps),
+    )
+
+
+def _balancing(corpus: Corpus) -> float:
+    """The weight that gives negative labels of the expanded corpus the share that they have of the distinct steps."""
+    counts = corpus.report["granularities"]["1"]
+
+    def odds(negative: int, of: int) -> float:
+        return negative / max(of - negative, 1)
+
+    once = odds(counts["distinct_negative_steps"], counts["distinct_labelled_steps"])
+    return once / max(odds(counts["negative_steps"], counts["labelled_steps"]), 1e-9)
+
+
 def _steps_of_shared(corpus: Corpus, plain: GranularityConfig, config: TrainConfig, record_chunk: int) -> int:
     """Steps without shared prefixes that hold as many tokens as a whole run with them computes."""
     plan = BatchPlan(corpus, plain, "tree", config.packing.batch_size, config.run.seed, record_chunk)
@@ -220,6 +258,7 @@ def _summary(outcome: Outcome, fingerprint: str, sizes: Sequence[int]) -> dict[s
         "steps": outcome.num_steps,
         "tokens": outcome.tokens,
         "final_loss": outcome.final_loss,
+        "auroc": outcome.auroc,
         "parameters_sha256": outcome.digest,
         "n": list(sizes),
         "accuracy": {name: right.mean(axis=0).tolist() for name, right in outcome.right.items()},

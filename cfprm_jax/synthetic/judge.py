@@ -67,6 +67,23 @@ def judge(problem: Problem, texts: Sequence[str]) -> Judgement:
     )
 
 
+def true_step(problem: Problem, texts: Sequence[str]) -> str:
+    """The step that goes on rightly after steps that are all right: the next move worked out, or the answer."""
+    done, half = 0, False
+    for text in texts:
+        step = parse(text, problem, done)
+        if step is not None and step.index >= 0:
+            done, half = step.index + 1, step.kind == "take"
+        elif step is not None and step.kind == "get":
+            half = False
+    days = problem.days
+    if half:
+        return Step("get", days[done]).text
+    if done == len(problem.moves):
+        return Step("answer", problem.answer).text
+    return Step("work", days[done + 1], done, days[done], problem.moves[done]).text
+
+
 def parse_problem(question: str) -> Problem | None:
     """The problem that a question asks; None if it is none of this world."""
     match = re.fullmatch(rf"start=(?P<start>{_DAY})(?P<moves>(?:[+-](?:{_DAY}))+)", question)

@@ -1,8 +1,8 @@
 """The arithmetic world: problems, what a step can say about one, and the exact label of every step.
 
 A problem is a day of the week, zero to six, and some moves by days, such as "start=three+two-four": days are counted
-modulo 7, so here +two gives five and -four gives one. No move occurs twice in a problem. A solution is a list of steps,
-one text each:
+modulo 7, so here +two gives five and -four gives one. No move occurs twice in a problem, unless the world repeats
+moves. A solution is a list of steps, one text each:
 
     three+two=five          work a move out: the day before, the move as read, the day after
     three+two=five again    the same, going back to a move that was worked out before
@@ -49,6 +49,9 @@ class WorldConfig:
     candidates_per_problem: int = 64
     min_moves: int = 4
     max_moves: int = 5
+    repeat_moves: bool = False
+    """A move may occur again in a problem, which may then have any number of them. For solvers that never go back: what
+    is worked out "again" is found by its move."""
     slip_rate: float = 0.05
     """A worked move is spoiled by a mistake of the moment."""
     train_slip_rate: float = 0.2
@@ -81,7 +84,10 @@ class WorldConfig:
         for name in (*rates, "idle_rate", "review_rate", "stop_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"synthetic world: {name} is {getattr(self, name)}, expected a probability in [0, 1]")
-        if not 1 <= self.min_moves <= self.max_moves < len(MOVES):
+        if self.repeat_moves and (self.review_rate or "move" in (*self.slips, *self.biases)):
+            raise UserError("synthetic world: repeat_moves goes with a review_rate of 0 and without mistakes of a move")
+        most = self.max_moves if self.repeat_moves else len(MOVES) - 1
+        if not 1 <= self.min_moves <= self.max_moves <= most:
             raise UserError(
                 f"synthetic world: {self.min_moves} to {self.max_moves} moves, "
                 f"expected 1 <= min_moves <= max_moves < {len(MOVES)}"
@@ -189,7 +195,7 @@ def labels(problem: Problem, steps: Sequence[Step]) -> tuple[int, ...]:
 def sample_problem(config: WorldConfig, rng: np.random.Generator) -> Problem:
     """A problem with uniform length, first day and moves."""
     count = int(rng.integers(config.min_moves, config.max_moves + 1))
-    moves = rng.choice(np.asarray(MOVES), count, replace=False)
+    moves = rng.choice(np.asarray(MOVES), count, replace=config.repeat_moves)
     return Problem(int(rng.integers(MODULUS)), tuple(int(move) for move in moves))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.synthetic import judge as exact_judge
 from cfprm_jax.synthetic.solver import Bias, Mistake, sample_bias, solve, work
 from cfprm_jax.synthetic.world import MOVES, Problem, Step, WorldConfig, distinct_problems, labels, sample_problem
 
@@ -105,6 +106,19 @@ def test_problems_are_distinct_and_have_no_move_twice():
         assert set(problem.moves) <= set(MOVES)
 
 
+def test_long_problems_repeat_moves():
+    """The judge of texts and the world's rule agree on them."""
+    config = WorldConfig(
+        min_moves=12, max_moves=14, repeat_moves=True, review_rate=0.0, slips=("before", "result"), split_rate=0.2
+    )
+    rng = np.random.default_rng(0)
+    for problem in distinct_problems(config, 50, rng, set()):
+        assert 12 <= len(problem.moves) <= 14 and len(set(problem.moves)) < len(problem.moves)
+        solution = solve(problem, sample_bias(problem, config, rng), config, rng)
+        assert exact_judge.judge(problem, solution.texts).labels == solution.labels
+        assert exact_judge.parse_problem(problem.question) == problem
+
+
 def test_more_problems_than_there_are():
     with pytest.raises(UserError, match="are too few"):
         distinct_problems(WorldConfig(min_moves=1, max_moves=1), 57, np.random.default_rng(0), set())
@@ -120,6 +134,7 @@ def test_more_problems_than_there_are():
         ({"min_bias": 0.99}, "min_bias 0.99 is above max_bias 0.95"),
         ({"slips": ("guess",)}, "expected some of before, move, result"),
         ({"biases": ()}, "biases is ()"),
+        ({"repeat_moves": True}, "repeat_moves goes with a review_rate of 0"),
     ],
 )
 def test_impossible_worlds_are_refused(change, message):

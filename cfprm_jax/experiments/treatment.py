@@ -1,0 +1,42 @@
+"""What a run of an experiment trains on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+ALL, MATCHED, COMPUTE = "all", "matched", "compute"
+
+
+@dataclasses.dataclass(frozen=True)
+class Treatment:
+    """What a run trains on.
+
+    Attributes:
+      title: in tables and text.
+      granularities: window sizes in the order of training.
+      passes: passes at each granularity, in passes of plain training.
+      schedule: as --schedule.
+      packing: as --packing; empty is the packing of the experiment.
+      record_chunk: as --record_chunk, of the packing or of what steps are compared with.
+      steps: "all" of the data; "matched", the full batches that solutions at C=2 and at 1 make together, about twice
+        the steps of "plain";
+        or "compute", as many as have the tokens that tree packing computes for all of the data.
+      label_weight: as --label_weight.
+      negative_weight: as --negative_weight; 0 gives negatives the share that they have of the distinct steps.
+      batch_tokens: as --batch_tokens; 0 is the batch size of the experiment.
+      train_tokens: tokens that the run computes, in passes as needed; 0 is what the passes have.
+      learning_rate: as --learning_rate; 0 is that of the experiment.
+    """
+
+    title: str
+    granularities: tuple[str, ...]
+    passes: int = 1
+    schedule: str = "coarse_to_fine"
+    packing: str = ""
+    record_chunk: int = 0
+    steps: str = ALL
+    label_weight: str = "trajectory"
+    negative_weight: float = 1.0
+    batch_tokens: int = 0
+    train_tokens: int = 0
+    learning_rate: float = 0.0
