@@ -202,8 +202,10 @@ def test_gradients_of_parts_are_those_of_the_whole(params, loss, label_weight):
         np.testing.assert_allclose(again, value, rtol=1e-6)
         np.testing.assert_allclose(other["redundancy_loss"], sums["redundancy_loss"], rtol=1e-6)
         for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
-            # Sums in another order: float32's eps on the scale of the largest entries that are added up.
-            np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
+            # Sums in another order: eps of float32 on the scale of the largest entries that are added. Those of a bias,
+            # a single number, are residuals of both signs over the number of steps, so up to 1/12.
+            largest = float(jnp.abs(b).max()) if b.size > 1 else 1 / 12
+            np.testing.assert_allclose(a, b, atol=2e-6 * largest)
     assert float(jnp.abs(whole["head"]["redundancy"]["kernel"]).max()) > 0
 
 

@@ -97,7 +97,8 @@ def test_ratings() -> None:
     steps = ("Double 2.", "It is 4.", "It is 5.", "Done.")
 
     def labelled(*labels) -> list[Trajectory]:
-        return [Trajectory("What is 2 * 2?", steps, labels, "ratings.jsonl:1")]
+        redundancy = np.array([0, 1, np.nan, np.nan])
+        return [Trajectory("What is 2 * 2?", steps, labels, "ratings.jsonl:1", redundancy=redundancy)]
 
     assert given("ratings") == labelled(1, 1, 0, None)
     assert given("ratings", neutral="negative") == labelled(1, 0, 0, None)

@@ -25,11 +25,12 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     Raises:
       UserError: a field is missing or is not what the format says.
     """
+    question, steps = fields.text(row, "problem"), fields.texts(row, "steps")
     ratings = fields.items(row, "ratings")
     return [
         Solution(
-            question=fields.text(row, "problem"),
-            steps=fields.texts(row, "steps"),
+            question=question,
+            steps=steps,
             labels=[fields.rating(value, options.neutral) for value in ratings],
             redundancy=[fields.redundancy(value) for value in ratings],
             id=fields.optional_text(row, "id"),
