@@ -59,7 +59,7 @@ def trees(length: int, size: int) -> np.ndarray:
     for start in range(0, length, size):
         here = min(size, length - start)
         path = max(here // 2, 1)
-        # Branches leave the path from its end to its beginning, as depth-first order wants: those that leave a token
+        # Branches leave the path from its end to its beginning, in depth-first order: those that leave a token
         # or anything below it come before those that leave above it.
         branches = -(-(here - path) // _BRANCH)
         leaves_at = np.linspace(path, 1, branches + 1).astype(int)[1:] if branches else np.zeros(0, int)

@@ -58,7 +58,7 @@ def write_json(output: str | pathlib.Path | None, *packages: str, devices: Seque
     """The figures with date, command, machine and versions; nothing where output is empty or None.
 
     Args:
-      packages: whose versions are told besides those of JAX and NumPy.
+      packages: further packages whose versions are recorded, besides JAX and NumPy.
     """
     if not output:
         return
@@ -92,7 +92,7 @@ def seconds_of(function: Callable[[], Any]) -> float:
 
 
 def median_seconds(function: Callable[[], Any], times: int = 5) -> float:
-    """Of so many calls after a first one, which compiles."""
+    """Median seconds of `times` calls after a first one, which compiles."""
     seconds_of(function)
     return statistics.median(seconds_of(function) for _ in range(times))
 
@@ -120,7 +120,7 @@ def copy_bytes_per_second(megabytes: int = 256) -> float:
 def peak_memory() -> int:
     """Largest resident set of this process so far, in bytes."""
     status = pathlib.Path("/proc/self/status")
-    if status.exists():  # what getrusage says begins with the peak of the process that started this one
+    if status.exists():  # getrusage's peak includes that of the parent process
         (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -146,7 +146,7 @@ def last_json(command: Sequence[str], environment: Mapping[str, str] | None = No
 
 
 def write_corpus(path: pathlib.Path, trajectories: int, a_record: int = 8) -> None:
-    """A stepwise corpus: records of so many solutions, each leaving a common path of as many steps at another one."""
+    """Write a stepwise corpus: records of `a_record` solutions, which branch off one path at different steps."""
     with path.open("w") as file:
         for record in range(-(-trajectories // a_record)):
             steps = [

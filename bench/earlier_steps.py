@@ -32,7 +32,7 @@ class Earlier:
 
     Attributes:
       network: the model's options, from the present ones.
-      patch: object, attribute and value while the step is traced; None where the options say all.
+      patch: object, attribute and value while the step is traced; None where the options suffice.
     """
 
     network: Callable[[PRMConfig], PRMConfig] = lambda network: network

@@ -1,14 +1,14 @@
 """python bench/gpu_check.py --output=gpu.json: what one accelerator computes, how fast, and in how much memory.
 
 * parity_BACKEND: scores and gradients of a small network against float32 on the CPU, and that no token sees another's
-  branch; the attention backends that the platform does not have say so.
+  branch; attention backends that the platform lacks are reported as such.
 * 7B and other shapes: tokens/s, MFU and peak memory of training and scoring with random weights.
 * determinism: the same three steps twice in a process and once more in another, with and without --deterministic.
 * attention: seconds and errors of every backend for one layer of the 7B.
 
-Each is a process of its own with a time limit, what matters most first, so that one that fails, hangs or runs out of
-memory costs no other. Ends within eight minutes; what was cut or left out is said. Exits with 1 if scores, gradients,
-isolation or determinism are not as they should be, or were not found out.
+Each is a separate process with a time limit, in order of importance, so that one that fails, hangs or runs out of
+memory does not affect the others. Ends within eight minutes and reports what was cut or left out. Exits with 1 if
+scores, gradients, isolation or determinism are wrong, or were not measured.
 
 Reads no data. Needs JAX for the accelerator, Flax, absl-py, jaxtyping and NumPy, and nothing else of the project's.
 """
@@ -112,7 +112,7 @@ def order(shapes: tuple[str, ...]) -> dict[str, str]:
 
 
 def run_part(config: CheckConfig, part: str, limit: float | None, **changes: Any) -> dict[str, Any]:
-    """What a process of its own reports within the limit, or how it failed; what it said before that stays."""
+    """The result of a separate process within the limit, or how it failed; results reported before that are kept."""
     if limit is None:
         return {"left_out": f"{config.budget:.0f} s were over"}
     own = dataclasses.replace(config, part=part, output="", **changes)

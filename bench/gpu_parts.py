@@ -34,8 +34,8 @@ from cfprm_jax.training import flops, program, step
 from cfprm_jax.training.program import Program
 from cfprm_jax.training.step import TrainState
 
-Say = Callable[[dict[str, Any]], None]
-"""Takes down what a part knows so far; the last word counts."""
+Report = Callable[[dict[str, Any]], None]
+"""Records the result of a part so far; the last call counts."""
 
 TINY = BackboneConfig(256, 64, 128, 2, 4, 2, 16)
 SMALL = BackboneConfig(4096, 896, 2048, 4, 14, 2, 64)
@@ -70,17 +70,17 @@ class Tolerance:
 TOLERANCE = {"bfloat16": Tolerance(0.05, 0.99, 0.95, 0.03), "float32": Tolerance(1e-3, 0.99999, 0.9999, 1e-3)}
 
 
-def run(config: CheckConfig, say: Say) -> None:
+def run(config: CheckConfig, report: Report) -> None:
     """The part that is named."""
     name, _, backend = config.part.partition("_")
     if name == "parity":
-        parity(config, backend, say)
+        parity(config, backend, report)
     elif name == "determinism":
-        repeat(config, say)
+        repeat(config, report)
     elif name == "attention":
-        compare_attention(config, say)
+        compare_attention(config, report)
     else:
-        measure(config, config.part, say)
+        measure(config, config.part, report)
 
 
 def is_small(config: CheckConfig) -> bool:
@@ -136,7 +136,7 @@ def _dot(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(a * b, dtype=np.float64))
 
 
-def parity(config: CheckConfig, backend: str, say: Say) -> None:
+def parity(config: CheckConfig, backend: str, report: Report) -> None:
     """Scores and gradients against the CPU's float32, and whether any branch leaks into another."""
     net = TINY if is_small(config) else SMALL
     batch = make_batch(2, min(config.length, 512), net.vocab_size)
@@ -171,8 +171,8 @@ def parity(config: CheckConfig, backend: str, say: Say) -> None:
         row["leaks"] = leaks(network, jax.device_put(params, device), batch, device)
         row["passed"] = tolerance.passes(row) and not row["leaks"]
         rows.append(row)
-        say(result)
-    say(result)
+        report(result)
+    report(result)
 
 
 def resolved(backend: str, device: jax.Device, net: BackboneConfig, dtype: str) -> str:
@@ -245,7 +245,7 @@ def timed(config: CheckConfig, advance: Callable[[], Any]) -> dict[str, Any]:
     return {"first_step_s": first, "seconds": statistics.median(seconds), "spread_s": max(seconds) - min(seconds)}
 
 
-def measure(config: CheckConfig, name: str, say: Say) -> None:
+def measure(config: CheckConfig, name: str, report: Report) -> None:
     """Training and scoring of one shape: seconds a step, tokens/s, MFU and peak memory of each."""
     backbone = TINY if name == "tiny" else known_backbone(f"Qwen2.5-{name}")
     if backbone is None:
@@ -273,7 +273,7 @@ def measure(config: CheckConfig, name: str, say: Say) -> None:
 
     # Scoring first: a peak is of all that ran before, and training needs more.
     result["score"] = figures(lambda: built.eval_step(state.params, batch), arithmetic / 3)
-    say(result)
+    report(result)
 
     def train() -> Any:
         nonlocal state
@@ -282,10 +282,10 @@ def measure(config: CheckConfig, name: str, say: Say) -> None:
 
     result["train"] = figures(train, arithmetic)
     result["loss_is_finite"] = bool(np.isfinite(float(train()["loss"])))
-    say(result)
+    report(result)
 
 
-def repeat(config: CheckConfig, say: Say) -> None:
+def repeat(config: CheckConfig, report: Report) -> None:
     """Three steps from the same state, twice: a digest of all that they leave; then seconds a step."""
     device = devices.select(config.platform)[0]
     backbone = TINY
@@ -309,10 +309,10 @@ def repeat(config: CheckConfig, say: Say) -> None:
         return metrics
 
     result = {"digests": digests, "attention": built.network.attention, **where_it_ran(device)}
-    say({**result, "seconds": timed(config, train)["seconds"]})
+    report({**result, "seconds": timed(config, train)["seconds"]})
 
 
-def compare_attention(config: CheckConfig, say: Say) -> None:
+def compare_attention(config: CheckConfig, report: Report) -> None:
     """One layer of the 7B's attention, forward and backward: every backend against xla in float32, and its seconds."""
     net = TINY if is_small(config) else known_backbone("Qwen2.5-7B") or TINY
     device = devices.select(config.platform)[0]
@@ -349,5 +349,5 @@ def compare_attention(config: CheckConfig, say: Say) -> None:
         row = {"attention": backend, **compare("values", out, expected[0], grads, expected[1])}
         row["passed"] = TOLERANCE["bfloat16"].passes(row)
         rows.append({**row, **timed(config, lambda function=function: function(*inputs))})
-        say(result)
-    say(result)
+        report(result)
+    report(result)

@@ -95,7 +95,7 @@ def power_law(x: Sequence[float], y: Sequence[float]) -> dict[str, float | None]
 
 
 def solutions(count: int, steps: int, step_tokens: int = _STEP, branches: int = _A_RECORD) -> list[Encoded]:
-    """Made trajectories: records of so many, which leave a common path of so many steps, evenly spread along it."""
+    """Synthetic trajectories: records of `branches`, which leave a path of `steps` steps, evenly spread along it."""
     made = []
     for record in range(-(-count // branches)):
         rng = np.random.default_rng(record)

@@ -1,7 +1,7 @@
 """python bench/profile_step.py --output=FILE.json: where a train step's time goes, and how far from the peak it is.
 
 Five tables. The machine: a plain matrix product and a plain pass over memory, in this run. The step: its time beside
-what the model needs (training.flops) and what XLA says it computes and moves, and what these are of the machine's.
+what the model needs (training.flops), what XLA counts as computed and moved, and their shares of the machine's peak.
 Its parts: each compiled alone, then the same step traced by JAX's profiler and its operations summed by what they do.
 With --before, the step without each of the things that made it faster, in turn with the present one. The host:
 microseconds a step of making a batch, sending it, starting the step and reporting it, each alone, and then as the

@@ -1,10 +1,10 @@
 """python bench/startup.py --model=DIRECTORY --train_data=FILE --output=FILE.json: from the command to the first step.
 
 Starts `python -m cfprm_jax.train` in fresh processes and ends each after its first step: cold, with no compiled step
-and no tokenised corpus in its caches, and warm, with those of the cold start before it. What took the time is read from
-when train says what, and from JAX's log of what it compiled. Both sorts take turns, --rounds times; medians, with the
-fastest and slowest. Files are in the system's cache from the second round on; reading checkpoints that are not is what
-bench/large_checkpoint.py measures, for any shape. Beside that: what --help and the imports alone take.
+and no tokenised corpus in its caches, and warm, with those of the cold start before it. The parts of the time come
+from the lines of train's log and from JAX's log of compilations. Both kinds alternate, --rounds times; medians, with
+the fastest and slowest. Files are in the system's page cache from the second round on; bench/large_checkpoint.py
+measures reading checkpoints that are not. Beside that: the seconds of --help and of the imports alone.
 
 Without --model the quickstart's small one is made and trained from its random weights. Flags of train go behind --:
 
@@ -83,7 +83,7 @@ def marks(lines: Iterable[str], clock: Callable[[], float]) -> dict[str, float]:
 
 
 def parts(found: dict[str, float], log: Iterable[str]) -> dict[str, float]:
-    """Seconds of each part, from when its mark came and what JAX's log says of compiling."""
+    """Seconds of each part, from the time of its mark and JAX's log of compilations."""
     seconds, before = {}, 0.0
     for word, name in MARKS.items():
         seconds[name] = found[word] - before

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=2048)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--first_rows", type=int, default=0, help="print the loss of so many rows instead")
+    parser.add_argument("--first_rows", type=int, default=0, help="print the loss of this many rows instead")
     args = parser.parse_args()
 
     device = torch.device(args.device)

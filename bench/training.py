@@ -3,9 +3,9 @@
 Each directory of --inputs holds train.jsonl, stepwise JSON lines, and model/, a Qwen2 token classifier of Hugging Face
 with two classes and a tokenizer. With --peer_python and --peer_script the same is trained by a peer, called as
 `SCRIPT DIRECTORY --batch_size=B --steps=S`, which prints a last line of JSON with "trajectories_per_s"; torch_loop.py
-is one. The sides take turns, --rounds times each; float32 unless --dtype and --peer_flags say otherwise, no activations
-recomputed on either side, all cores or one device. Time here is that of whole optimizer steps: taking a batch from the
-corpus, packing it, the step, the update; compiling is left out.
+is one. The sides alternate, --rounds times each; float32 unless --dtype and --peer_flags set another type, no
+rematerialization on either side, all cores or one device. Time here is that of whole optimizer steps: taking a batch
+from the corpus, packing it, the step, the update; compilation is left out.
 
 Prints a table a model and batch size: medians over the rounds with the slowest and fastest, and how many times faster
 than the peer (the median of the rounds' ratios); tokens/s of whole trajectories, however few of them are computed; and
@@ -133,7 +133,7 @@ class Ours:
 
     def __init__(self, model: Model, config: BenchConfig, packing: str, batch_size: int) -> None:
         self.model, self.packing, self.batch_size = model, packing, batch_size
-        wanted = config.tree_trajectories if packing == "tree" else config.other_trajectories
+        trajectories = config.tree_trajectories if packing == "tree" else config.other_trajectories
         reader = model.corpus[model.corpus.granularities[0]]
         mean = float(np.mean([len(reader[i].tokens) for i in range(0, len(reader), 16)]))
         self.parts = 1 if packing == "tree" else max(1, round(batch_size * mean / config.tokens_a_part))
@@ -147,7 +147,7 @@ class Ours:
         )
         # The last batch of a pass holds what remains.
         whole = self.loader.num_steps - 1
-        count = min(whole, -(-wanted // batch_size))
+        count = min(whole, -(-trajectories // batch_size))
         self.steps = [index * whole // count for index in range(count)]
         self.compile()
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What JAX and XLA are told on NVIDIA GPUs; the other files source this. What is set already stays as it is.
+# Environment of JAX and XLA on NVIDIA GPUs; the other files source this. Variables that are set already are kept.
 
-# JAX takes 75 % of a GPU's memory unless told otherwise; a 7B full fine-tune needs the rest too. CUDA, cuDNN and NCCL
+# JAX takes 75 % of a GPU's memory by default; a 7B full fine-tune needs the rest too. CUDA, cuDNN and NCCL
 # live in the last 5 %.
 export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.95}"
 

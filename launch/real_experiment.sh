@@ -5,7 +5,7 @@
 # More flags may follow, such as --seeds=0,1,2 or --platform=cpu. What was done is not done again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-: "${MODEL:?a Hugging Face directory}" "${PRM800K:?the file phase1_train.jsonl}" "${POOL:?candidates that say what is correct}"
+: "${MODEL:?a Hugging Face directory}" "${PRM800K:?the file phase1_train.jsonl}" "${POOL:?candidates with "correct"}"
 OUT=${OUT:-runs/real_experiment}
 RECORDS=${RECORDS:-50}
 

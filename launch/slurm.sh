@@ -16,7 +16,7 @@
 #   sbatch --ntasks-per-node=1 --cpus-per-task=64 launch/slurm.sh --flagfile=...     one process a node instead
 #   sbatch --ntasks-per-node=1 --gpus-per-node=1 --mem=120G launch/slurm.sh ...      one GPU
 # The processes find each other by Slurm's variables. Ten minutes before the time limit, and before another job takes
-# the nodes, Slurm sends SIGTERM: all save at one step. The same command goes on from there; with
+# the nodes, Slurm sends SIGTERM: all save at one step. The same command resumes from there; with
 # CFPRM_REQUEUE=1 (sbatch --export=ALL,CFPRM_REQUEUE=1) the job puts itself into the queue again.
 set -euo pipefail
 

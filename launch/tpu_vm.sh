@@ -5,7 +5,7 @@
 # and for a slice, the same on all hosts at once; model, corpora and --output_dir on a file system that all of them see:
 #   gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all \
 #     --command='cd cfprm_jax && launch/tpu_vm.sh --flagfile=configs/paper/math_q_ranking_c2.flags'
-# The hosts find each other by the TPU's own metadata. The same command goes on with a run that was stopped or killed.
+# The hosts find each other by the TPU's own metadata. The same command resumes a run that was stopped or killed.
 set -euo pipefail
 
 # The gradients' sums over the data axis overlap with the backward pass, also where they differ in size; both are off by

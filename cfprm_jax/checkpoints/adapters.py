@@ -1,8 +1,8 @@
 """A run with adapters: the frozen backbone, where it came from, and the merged model that scoring and export use.
 
-Checkpoints of such a run hold adapters, head and their optimizer state. The backbone stays where it is: prm.json of the
-run names its directory and a fingerprint, and it is loaded from there again when the run goes on, scores or is
-exported, after its files have been compared with the fingerprint.
+Checkpoints of such a run contain adapters, head and their optimizer state. The backbone is not copied: prm.json of the
+run stores its directory and a fingerprint. Resume, scoring and export load it from there, after its files have been
+compared with the fingerprint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def load_base(directory: pathlib.Path, network: PRMConfig, dtype: str, mesh: Mes
 
 
 def record(adapters: Lora, directory: pathlib.Path, dtype: str) -> dict[str, Any]:
-    """What prm.json says of the adapters and of what they belong to."""
+    """The entry of prm.json about the adapters and their backbone."""
     tensors = list_directory(directory).tensors
     return {
         **dataclasses.asdict(adapters),

@@ -68,7 +68,7 @@ def verify(checkpoint: pathlib.Path, state: Any, meta: Mapping[str, Any]) -> Non
 
 
 def note(checkpoint: pathlib.Path, meta: Mapping[str, Any]) -> str:
-    """What is to be said of a checkpoint whose checksums are of an earlier version; empty for others."""
+    """A note about a checkpoint whose checksums are of an earlier version; empty for others."""
     if meta.get("checksum_method") is not None:
         return ""
     return f"checkpoint {checkpoint} is of an earlier version: the values of its arrays are checked, their order is not"

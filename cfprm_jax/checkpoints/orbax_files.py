@@ -1,6 +1,6 @@
 """Reading what Orbax has stored: its many errors as one, its arrays compared by name, its loggers kept quiet.
 
-An item of a checkpoint that is JSON is one file, {"sha256": ..., "content": ...}: it says itself whether it is whole.
+An item of a checkpoint that is JSON is one file, {"sha256": ..., "content": ...}: its own checksum.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read_json(folder: pathlib.Path, item: str) -> dict[str, Any]:
     """An item of a checkpoint that is one JSON object.
 
     Raises:
-      DamagedError: its file is missing, is no JSON, has no checksum, or another content than its checksum says.
+      DamagedError: its file is missing, is no JSON, has no checksum, or its content does not match its checksum.
     """
     path = folder / item / JSON_FILE
     with damaged(folder):
@@ -122,7 +122,7 @@ def require_equal(where: str, expected: dict[str, str], found: dict[str, str]) -
 
 @contextlib.contextmanager
 def damaged(checkpoint: pathlib.Path) -> Iterator[None]:
-    """Orbax's many ways to say that files are missing or damaged, as one DamagedError."""
+    """Convert Orbax's various errors about missing or damaged files into one DamagedError."""
     fault = None
     try:
         yield

@@ -32,9 +32,9 @@ def newest(
     abstract_state: Any,
     processes: Processes,
     accept: Callable[[dict[str, Any]], None],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Restored:
-    """The newest checkpoint in a folder that is not damaged; newer ones are set aside under another name, and said so.
+    """Restore the newest undamaged checkpoint of a folder. Damaged newer ones are renamed, with a line in the log.
 
     Args:
       abstract_state: jax.ShapeDtypeStruct with a sharding in every leaf; any mesh.
@@ -55,18 +55,18 @@ def newest(
         if fault is None:
             data, fault = _together(processes, functools.partial(orbax_files.read_json, at, "data"))
         if fault is None:
-            _set_aside(folder, bad, processes, say)
+            _set_aside(folder, bad, processes, log)
             if note := checksums.note(at, meta):
-                say(f"resume      {note}")
+                log(f"resume      {note}")
             return Restored(step, state, data, meta)
         bad[step] = fault
     raise UserError("; ".join(bad.values()) or f"{folder} has no checkpoint")
 
 
-def _set_aside(folder: pathlib.Path, bad: Mapping[int, str], processes: Processes, say: Callable[[str], None]) -> None:
+def _set_aside(folder: pathlib.Path, bad: Mapping[int, str], processes: Processes, log: Callable[[str], None]) -> None:
     for step, fault in bad.items():
         if processes.first:
-            say(f"resume      {fault}; it is set aside as {retention.set_aside(folder, step)}")
+            log(f"resume      {fault}; it is set aside as {retention.set_aside(folder, step)}")
     processes.barrier()
 
 

@@ -24,7 +24,7 @@ BEST = "best"
 """In a run directory: a link to its best checkpoint by --keep_best."""
 
 HIGHER_IS_BETTER = {"loss": False, "step_accuracy": True, "negative_f1": True, "auroc": True}
-"""The metrics of an evaluation that can say which checkpoint is best."""
+"""The evaluation metrics that can rank checkpoints, and whether higher is better."""
 
 _REMOVED = ".removed"
 # Tries to delete what other threads still write into, seconds between them, and how many must find nothing.

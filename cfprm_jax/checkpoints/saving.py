@@ -47,8 +47,8 @@ class Checkpoints:
         """Makes the folder, and clears what a process that died during a save has left there.
 
         Args:
-          keep: the newest so many stay.
-          keep_best: one of retention.HIGHER_IS_BETTER; the checkpoint that is best by it stays too, as run/best.
+          keep: number of newest checkpoints that are kept.
+          keep_best: one of retention.HIGHER_IS_BETTER; the best checkpoint by it is kept too, as run/best.
         """
         self.directory = pathlib.Path(output_dir).resolve() / CHECKPOINTS
         self._keep, self._metric = keep, keep_best if keep_best in retention.HIGHER_IS_BETTER else None
@@ -145,10 +145,10 @@ class Checkpoints:
         self,
         abstract_state: Any,
         accept: Callable[[dict[str, Any]], None] = lambda meta: None,
-        say: Callable[[str], None] = lambda line: None,
+        log: Callable[[str], None] = lambda line: None,
     ) -> Restored:
         """The newest checkpoint that is whole, as :func:`cfprm_jax.checkpoints.restoring.newest` finds it."""
-        restored = restoring.newest(self.directory, abstract_state, self._processes, accept, say)
+        restored = restoring.newest(self.directory, abstract_state, self._processes, accept, log)
         self._find_best()
         return restored
 
@@ -185,7 +185,7 @@ class Checkpoints:
             good = f"the last good one is {self.directory / str(self.latest)}" if self.latest else "there is none yet"
             raise UserError(
                 f"cannot write checkpoint {self.directory / str(step)}: {why} (it has {disk.size(size)} before "
-                f"compression, and {free} were free); {good}; --resume=auto goes on from there"
+                f"compression, and {free} were free); {good}; --resume=auto resumes from it"
             ) from error
 
 

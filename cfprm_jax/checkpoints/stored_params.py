@@ -1,7 +1,7 @@
 """The parameters of a stored state without the rest of it, compared with their checksums before anything uses them.
 
 A state of --optimizer=adamw_compact has bfloat16 parameters and the rest of their masters' bits in the optimizer's
-state: where float32 is wanted, both are read, and put together exactly.
+state: for float32 parameters both are read, and joined exactly.
 
 Checksums are of arrays as they were stored, so arrays are read in their stored types, compared, and then cast. They are
 read some at a time, so that a cast needs little more memory than its result.
@@ -30,8 +30,8 @@ _TOGETHER = 1 << 30
 _join = jax.jit(join_float32)
 
 
-class _Wanted(NamedTuple):
-    """One parameter: where it is in the tree, what is stored of it, and what is to come of it."""
+class _Param(NamedTuple):
+    """One parameter: its path in the tree, what is stored, and the requested array."""
 
     path: tuple[str, ...]
     stored: Any  # of the parameter, as Orbax describes it
@@ -56,27 +56,27 @@ def read(checkpoint: pathlib.Path, params: Any, verify: Callable[[Any], None]) -
         listed.
     """
     directory = epath.Path(checkpoint / "state")
-    # The item's handler alone: a manager would also want to know the items that are not read here.
+    # The item's handler alone: a manager also needs the items that are not read here.
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler, orbax_files.damaged(checkpoint):
         tree = handler.metadata(directory).tree
         orbax_files.require_equal(str(checkpoint), _shapes(params), _shapes(tree["params"]))
         out: dict[str, Any] = {}
         for group in _groups(list(_walk(params, tree["params"], tree.get("opt_state", {})))):
             item: dict[str, Any] = {}
-            for wanted in group:
-                _put(item, ("params", *wanted.path), _as_stored(wanted, wanted.stored.dtype))
-                if wanted.halved:
-                    _put(item, ("opt_state", *wanted.path, "low"), _as_stored(wanted, jnp.int16))
+            for param in group:
+                _put(item, ("params", *param.path), _as_stored(param, param.stored.dtype))
+                if param.halved:
+                    _put(item, ("opt_state", *param.path, "low"), _as_stored(param, jnp.int16))
             arguments = ocp.args.PyTreeRestore(
                 item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True
             )
             restored = handler.restore(directory, args=arguments)
             verify(restored)
-            for wanted in group:
-                value = _take(restored, ("params", *wanted.path))
-                if wanted.halved:
-                    value = _join(value, _take(restored, ("opt_state", *wanted.path, "low")))
-                _put(out, wanted.path, _cast(value, wanted.abstract))
+            for param in group:
+                value = _take(restored, ("params", *param.path))
+                if param.halved:
+                    value = _join(value, _take(restored, ("opt_state", *param.path, "low")))
+                _put(out, param.path, _cast(value, param.abstract))
                 del value
         return out
 
@@ -85,19 +85,19 @@ def _shapes(tree: Any) -> dict[str, str]:
     return {name: str(list(leaf.shape)) for name, leaf in ocp.tree.to_flat_dict(tree, sep="/").items()}
 
 
-def _walk(params: Any, stored: Any, slot: Any, path: tuple[str, ...] = ()) -> Iterator[_Wanted]:
+def _walk(params: Any, stored: Any, slot: Any, path: tuple[str, ...] = ()) -> Iterator[_Param]:
     for key, abstract in params.items():
         inner = slot.get(key, {}) if isinstance(slot, Mapping) else {}
         if isinstance(abstract, Mapping):
             yield from _walk(abstract, stored[key], inner, (*path, key))
         else:
             halves = abstract.dtype == jnp.float32 and stored[key].dtype == jnp.bfloat16
-            yield _Wanted((*path, key), stored[key], halves and "low" in inner, abstract)
+            yield _Param((*path, key), stored[key], halves and "low" in inner, abstract)
 
 
-def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
-    group: list[_Wanted] = []
-    for one in wanted:
+def _groups(params: list[_Param]) -> Iterator[list[_Param]]:
+    group: list[_Param] = []
+    for one in params:
         if group and sum(other.nbytes for other in group) + one.nbytes > _TOGETHER:
             yield group
             group = []
@@ -106,8 +106,8 @@ def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
         yield group
 
 
-def _as_stored(wanted: _Wanted, dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(wanted.abstract.shape, dtype, sharding=wanted.abstract.sharding)
+def _as_stored(param: _Param, dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(param.abstract.shape, dtype, sharding=param.abstract.sharding)
 
 
 def _cast(value: jax.Array, abstract: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,9 +1,9 @@
-"""What a step holds: the order of a run's trajectories, as a pure function of corpus, options and seed.
+"""The order of a run's trajectories, and the batch of each step: a pure function of corpus, options and seed.
 
 --batch_size counts trajectories, --batch_tokens the tokens that a step computes (:mod:`.budget`). A run is a sequence
-of stages (one a granularity, in the order of --schedule; with "shuffled", a single stage that mixes all of them), a
-stage so many passes as --epochs_per_granularity. A pass visits every trajectory once, in an order of its own, cut into
-batches; its last batch holds what remains, so that nothing is dropped and stages never share a batch.
+of stages: one per granularity, in the order of --schedule; with "shuffled", a single stage that mixes all of them. A
+stage has --epochs_per_granularity passes. A pass visits every trajectory once, in its own order, cut into batches; the
+last batch holds the remainder, so that nothing is dropped and stages never share a batch.
 
 The order of a pass:
 
@@ -169,7 +169,7 @@ class BatchPlan:
 
 
 def _chunks(starts: Int64[np.ndarray, " records+1"], most: int) -> Int64[np.ndarray, " chunks"]:
-    """Where runs of at most so many trajectories of one record begin; 0 keeps records whole."""
+    """Where runs of at most `most` trajectories of one record begin; 0 keeps records whole."""
     if not most:
         return starts[:-1]
     counts = -(-np.diff(starts) // most)

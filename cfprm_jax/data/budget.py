@@ -1,8 +1,8 @@
-"""Where a pass is cut into steps that compute at most so many tokens (--batch_tokens).
+"""Token budget: a pass is cut into steps that compute at most --batch_tokens tokens.
 
-The tokens of a step are those of its trajectories, where --packing=tree counts what trajectories of one record share
-once, and the other packings count every trajectory whole. Padding does not count, nor what a tree that is cut between
-rows repeats, nor, as less, the system prompt that records in one row share.
+The tokens of a step are those of its trajectories. With --packing=tree, what trajectories of one record share counts
+once; with the other packings, every trajectory counts whole. Not counted are padding, the prefix that a tree repeats
+where it is cut between rows, and (as a saving) the system prompt that records in one row share.
 """
 
 from __future__ import annotations

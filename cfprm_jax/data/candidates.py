@@ -69,8 +69,8 @@ def read_candidates(paths: Paths) -> Iterator[Question]:
       paths: a file, a glob pattern, or a sequence of them.
 
     Raises:
-      UserError: naming file, line and field of what is not as the format says; a question that occurs twice (the same
-        id and dataset); or a file that is missing, empty or damaged.
+      UserError: naming file, line and field of an invalid value; a question that occurs twice (the same id and
+        dataset); or a file that is missing, empty or damaged.
     """
     seen: dict[tuple[str | None, str | int], str] = {}
     for file in expand(paths):

@@ -1,12 +1,12 @@
-"""A corpus tokenised once: opened by its fingerprint, built when nobody has built it before.
+"""The cache of tokenised corpora: opened by fingerprint, built where it is missing.
 
 The fingerprint is a hash of everything that the corpus depends on: the content and names of the input files, how they
 are read, the granularities and their windows, the encoding, the tokenizer and this package's format. It names the
-directory under cache_dir, so a corpus is found again by whoever asks for the same one, from whatever path. Names count
-because sources are called by them ("file:line"); the tokens do not depend on them, and so the identity, by which a run
-is resumed, has none.
+directory under cache_dir, so runs with the same data share a corpus, whatever path they read it from. File names are
+part of it because sources refer to them ("file:line"). The tokens do not depend on file names, so the identity, by
+which a run is resumed, has none.
 
-What is found is compared with its checksums. If it is damaged or incomplete, it is made again.
+A corpus in the cache is verified by its checksums. If it is damaged or incomplete, it is rebuilt.
 
 Hashing a large input at every start would take longer than starting does, so the hash of a file's content is kept
 (cache_dir/contents.json) for as long as the file's path, size, inode and modification time stay what they were. A file
@@ -115,7 +115,7 @@ def open_corpus(
     questions: str = "all",
     held_out_fraction: float = 0.0,
     progress: Callable[[float], None] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Corpus:
     """The tokenised corpus, from cache_dir if it is there and whole, and built into it otherwise.
 
@@ -136,7 +136,7 @@ def open_corpus(
       questions: "all", or the "train" or "held_out" side of a split by question.
       held_out_fraction: share of the questions that is held out, for the latter two.
       progress: called with the share of the input that has been read, while the corpus is built.
-      say: takes a line about a corpus in the cache that is damaged, and so made again.
+      log: called with a line about a corpus in the cache that is damaged and therefore rebuilt.
 
     Raises:
       UserError: anything wrong with the input, or a granularity at which nothing is left to train on (for the held-out
@@ -157,7 +157,7 @@ def open_corpus(
         try:
             return Corpus(directory)
         except DamagedCorpusError as error:
-            say(f"the tokenised corpus in the cache is damaged, and is made again: {error}")
+            log(f"the tokenised corpus in the cache is damaged and is rebuilt: {error}")
         _remove(directory)
     if not directory.is_dir():
         scratch = cache / f".building-{fingerprint[:16]}-{secrets.token_hex(4)}"

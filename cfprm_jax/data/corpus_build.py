@@ -108,7 +108,7 @@ class _Counts:
         }
 
     def _percentiles(self) -> dict[str, int]:
-        """The smallest length that at least so many in a hundred samples do not exceed."""
+        """Percentiles of the lengths: the smallest length that at least p percent of the samples do not exceed."""
         upto = np.cumsum(self._lengths)
         ranks = [max(-(-rank * int(upto[-1]) // 100), 1) for rank in PERCENTILES]
         return {
@@ -142,7 +142,7 @@ def build(
     # The solutions of a question follow one another.
     held_out = functools.lru_cache(maxsize=16)(functools.partial(is_held_out, fraction=held_out_fraction))
 
-    def wanted(trajectory: Trajectory) -> bool:
+    def on_this_side(trajectory: Trajectory) -> bool:
         return side == "all" or held_out(trajectory.question) == (side == "held_out")
 
     def flush(records: list[list[Trajectory]]) -> None:
@@ -164,7 +164,7 @@ def build(
             writers[granularity] = GranularityWriter(directory / str(granularity))
         waiting: list[list[Trajectory]] = []
         for record in _records(_read(paths, read, reading)):
-            used = [trajectory for trajectory in record if wanted(trajectory)]
+            used = [trajectory for trajectory in record if on_this_side(trajectory)]
             other += len(record) - len(used)
             if used:
                 waiting.append(used)

@@ -41,7 +41,7 @@ from cfprm_jax.runtime import atomic, digests
 
 # Changes with this layout and with anything that encodes the same text differently.
 FORMAT = 1
-# Changes with the files alone; a corpus of another layout is made again, and a run goes on with it.
+# Changes with the files alone; a corpus of another layout is rebuilt, and a run can resume with it.
 LAYOUT = 4
 _INDEX_FILES = {"index": 4, "order": 2, "records": 3}
 _DESCRIPTION = "corpus.json"

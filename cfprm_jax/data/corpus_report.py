@@ -21,7 +21,7 @@ PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
 
 # Longer than any solution: lengths are counted whole, and what --max_length cuts is worked out from them.
 _NO_LIMIT = MOST_TOKENS
-# Records are encoded together until so many trajectories wait, which keeps calls of the tokenizer few and memory flat.
+# Trajectories per call of the tokenizer: few calls, flat memory.
 _BATCH = 256
 # A record larger than this is counted in parts, so that one record without end cannot fill the memory.
 _LARGEST_RECORD = 4096
@@ -70,7 +70,7 @@ class DistinctCounts:
         self._found = np.empty(0, _FOUND)
 
     def add(self, trajectory: Trajectory, steps: int | None = None) -> None:
-        """Count one trajectory, or only its first so many steps."""
+        """Count one trajectory, or only its first `steps` steps."""
         key = hashlib.blake2b(trajectory.question.encode(), digest_size=16).digest()
         for text, label in zip(trajectory.steps[:steps], trajectory.labels.tolist(), strict=False):
             key = hashlib.blake2b(key + text.encode(), digest_size=16).digest()

@@ -2,7 +2,7 @@
 
 Trajectories of a record share their prefixes, so the expanded corpus repeats labels: PRM800K phase 1 has 622,860
 labelled steps of which 44,947 are distinct. Two steps are one where their questions and the tokens up to their markers
-are equal; the model cannot tell such steps apart either. So records that only share a question merge as far as their
+are equal; to the model, too, such steps are one. So records that only share a question merge as far as their
 texts agree, and granularities that are mixed in a batch merge where their windows do.
 """
 

@@ -132,7 +132,7 @@ class Encoder:
           UserError: the separator is empty, so that it cuts nothing.
         """
         if not self.config.separator:
-            raise UserError("--step_separator is empty, so it cannot tell the steps of a text apart: give the steps")
+            raise UserError("--step_separator is empty, so a text cannot be split into steps: give the steps")
         return split_steps(text, self.config.separator)
 
     def _assemble(self, question: str, steps: Sequence[str], labels: Targets, redundancy: Targets = None) -> Encoded:

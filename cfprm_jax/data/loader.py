@@ -180,7 +180,7 @@ class _Source:
 
 
 def difference(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
-    """What keeps a run from going on, option by option; None when the data is the same.
+    """Differences between the data of two runs, option by option; None when a run can resume.
 
     Args:
       saved, current: fingerprints of loaders (:attr:`Loader.fingerprint`); the first may come from JSON.
@@ -287,6 +287,6 @@ def _make_batch(
 
 
 def _shown(value: Any) -> str:
-    # The first digits tell two hashes apart.
+    # The first digits distinguish two hashes.
     text = str(value)
     return text if len(text) <= 60 else f"{text[:16]}..."

@@ -69,8 +69,8 @@ def pack(encoded: Sequence[Encoded], packing: str, shapes: RowShapes, trajectori
       trajectories, steps: the padded dimensions of step_positions and labels.
 
     Raises:
-      UserError: a sequence is longer than the longest row; more solutions, or more steps in one, than asked for; or
-        more than the largest shape holds.
+      UserError: a sequence is longer than the longest row; more solutions, or more steps in one, than the shape has
+        places for; or more tokens than the largest shape holds.
     """
     most = max((len(solution.step_positions) for solution in encoded), default=0)
     if len(encoded) > trajectories or most > steps:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32, Int64
 
-# Sequences that differ within so many tokens of the prefix that all of them share (the system prompt) count as
+# Sequences that differ within this many tokens of the prefix that all of them share (the system prompt) count as
 # different trees: keeping them together would save less than their freedom to fill rows does.
 _CHEAP_CUT = 16
 # Trees among which the ones that fill a row are sought; their sums already hit every room to the token.
@@ -155,7 +155,7 @@ def longest_first(
 
 
 def divide(forest: Forest, rows: int, length: int) -> list[Int64[np.ndarray, " sequences"]] | None:
-    """The forest in at most so many rows of length tokens: for each row, ascending places in the forest's order.
+    """Partition the forest into at most `rows` rows of `length` tokens: each row's places in the forest's order.
 
     Whole trees fill one row after another as far as their sizes add up; if that takes more rows, trees that fit nowhere
     are cut where that repeats least. None when this finds no division, which does not prove that there is none.
@@ -187,7 +187,7 @@ def _whole_trees(forest: Forest, rows: int, length: int) -> list[list[Tree]] | N
         # Sorted by size: the trees beyond this place do not fit, and a choice among some tens of the others is plenty.
         fitting = bisect.bisect_right(sizes, room)
         offered = range(0, fitting, -(-fitting // _OFFERED) or 1)
-        # Bit t of reach[i] tells whether some of the first i trees offered have t tokens together.
+        # Bit t of reach[i]: a subset of the first i trees offered has t tokens in total.
         within = (1 << (room + 1)) - 1
         reach = [1]
         for index in offered:
@@ -272,7 +272,7 @@ def _tree(lengths: np.ndarray, shared: np.ndarray, start: int, stop: int) -> Tre
 
 
 def _join(depth: int, branches: list[tuple[int, list[int], list[int]]]) -> tuple[int, list[int], list[int]]:
-    # A sequence that ends at this node adds nothing and so comes first, as depth-first order asks.
+    # A sequence that ends at this node adds nothing, so it comes first in depth-first order.
     branches.sort(key=lambda branch: branch[0])
     size, members, shares = branches[0]
     members, shares = list(members), list(shares)

@@ -5,7 +5,7 @@
     GSM8K      {"question", "answer": a solution that ends in "#### " and the answer}
     any other  {"id"?, "question" (or "problem"), "answer", "dataset"?}
 
-JSON lines, a JSON array or parquet, plain or .gz. Each row is told by its own fields.
+JSON lines, a JSON array or parquet, plain or .gz. The format is recognised row by row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class QuestionRow:
     Attributes:
       id: the row's own, or its file and its number there.
       answer: the final answer alone.
-      dataset: "math500", "gsm_plus", "gsm8k", or what the row says.
+      dataset: "math500", "gsm_plus", "gsm8k", or the row's own.
       source: "file:line".
       rest: the row's other fields, such as "subject" and "level".
     """
@@ -40,7 +40,7 @@ class QuestionRow:
 
     @property
     def name(self) -> str:
-        """What tells it from every other question."""
+        """The unique key of the question."""
         return f"{self.dataset or ''}\n{self.id}"
 
 
@@ -48,8 +48,8 @@ def read_question_files(paths: Paths) -> list[QuestionRow]:
     """Every question of the files, in their order.
 
     Raises:
-      UserError: naming file, line and field of what is not as this module says; a question that occurs twice (the same
-        id and data set); or a file that is missing, empty or damaged.
+      UserError: naming file, line and field of an invalid value; a question that occurs twice (the same id and data
+        set); or a file that is missing, empty or damaged.
     """
     found: dict[str, QuestionRow] = {}
     for file in expand(paths):

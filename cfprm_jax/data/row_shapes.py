@@ -71,7 +71,7 @@ def cost(rows: int, length: int) -> float:
 
 
 def row_lengths(packing: PackingConfig, longest: int) -> tuple[int, ...]:
-    """The row lengths that may be used when the longest sequence has so many tokens, ascending.
+    """The row lengths that may be used for sequences of up to `longest` tokens, ascending.
 
     --row_length alone when that is given; otherwise multiples of 128 (16 below 128 tokens) up to the longest sequence,
     for trees up to three times that, for packed sequences up to a quarter more.
@@ -93,7 +93,7 @@ def row_lengths(packing: PackingConfig, longest: int) -> tuple[int, ...]:
 def fit_shapes(
     forests: Sequence[Forest], packing: PackingConfig, longest: int, trajectories: int, row_multiple: int = 1
 ) -> RowShapes:
-    """The set of shapes that wastes least on these forests, and holds every batch of so many trajectories.
+    """The set of shapes with least padding on these forests that holds every batch of `trajectories`.
 
     Args:
       forests: a sample of the batches; a sequence of its own in each tree for --packing=sequence and none.

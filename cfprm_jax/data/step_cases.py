@@ -9,7 +9,7 @@
                  as texts), and either "rating": 1 or 0 (redundant) a step, or "model_output_solution_correctness":
                  "correct" or "wrong" and "model_output_solution_first_error_step": 1-based, ...}
 
-JSON lines, a JSON array or parquet, plain or .gz; each row is told by its own fields. A case is named by its class and
+JSON lines, a JSON array or parquet, plain or .gz; the format is recognised row by row. A case is named by its class and
 its idx; of two with the same name the first counts, as in PRMBench's own program, and the others are counted.
 """
 
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from every other case."""
+        """The unique key of the case."""
         return self.classification, self.idx
 
 
@@ -106,8 +106,8 @@ def read_cases(paths: Paths) -> Cases:
     """The cases of PRMBench's and ReasonEval's files.
 
     Raises:
-      UserError: naming file, line and field of what is not as this module says, such as an unknown class or an
-        error_steps entry that is no whole number from 1 on; or a file that is missing, empty or damaged.
+      UserError: naming file, line and field of a value that this module's format excludes, such as an unknown class
+        or an error_steps entry that is no whole number from 1 on; or a file that is missing, empty or damaged.
     """
     found: dict[tuple[str, str], Case] = {}
     doubled = []

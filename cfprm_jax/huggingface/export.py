@@ -117,7 +117,7 @@ def export(
       tokenizer: what load_tokenizer gave; its marker is the token whose labels are scores.
       dtype: "bfloat16" or "float32", of every tensor written.
       max_shard_bytes: most bytes of tensors in one file.
-      progress: told (bytes written, bytes in all) after each piece of a tensor.
+      progress: called with (bytes written, total bytes) after each piece of a tensor.
       texts: more files of the directory, such as README.md, by name; one that is written here anyway is replaced.
 
     Raises:
@@ -171,7 +171,7 @@ def new_directory(
 def counter(
     tensors: Sequence[PlannedTensor], stored: str, progress: Callable[[int, int], None] | None
 ) -> Callable[[int], None] | None:
-    """What tells progress (bytes written, bytes in all), told the number of bytes of each piece."""
+    """A callback that takes the bytes of each piece and calls progress with (bytes written, total bytes)."""
     if progress is None:
         return None
     done, total = 0, ExportReport.of([], tensors, stored).stored_bytes

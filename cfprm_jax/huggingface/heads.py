@@ -3,12 +3,12 @@
 `score` is Linear (transformers' ...ForTokenClassification); `score.0`, ReLU, `score.2` are Linear, ReLU, Linear
 (Qwen2ForProcessRewardModel, Qwen2ForRewardModel). With two labels the parameter is the difference of their rows, taken
 in float32: the softmax's second probability is the sigmoid of the difference, and the rows' common part, which no
-score depends on, is not kept. A third label, in an export whose prm.json says so, is the redundancy output: a logit of
-its own, which has no part in that softmax. So the rows of a published two-label head do not come back as they were when
-it is exported again: the difference does, beside a row of zeros.
+score depends on, is not kept. A third label, in an export whose prm.json declares it, is the redundancy output: a
+separate logit, which has no part in that softmax. So exporting a published two-label head does not reproduce its rows:
+it writes their difference and a row of zeros.
 
-The two-layer form in which export writes a linear head (rows w and -w, ReLU, difference) is told by its values,
-exactly, and becomes the linear head again.
+The two-layer form in which export writes a linear head (rows w and -w, ReLU, difference) is recognised by its exact
+values and becomes the linear head again.
 """
 
 from __future__ import annotations

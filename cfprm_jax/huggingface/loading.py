@@ -1,8 +1,8 @@
-"""A Hugging Face directory to parameters: config.json and safetensors in, sharded arrays out. Export is the way back.
+"""Loading of a Hugging Face directory: config.json and safetensors in, sharded arrays out. Export is the inverse.
 
-Names, shapes and types are checked from the headers before any weight is read, and everything that is wrong is said in
-one error. Then each tensor is read once, straight to where this process's devices hold it (:mod:`.placement`).
-Published heads are recognised by their tensors (:mod:`.hf_head`).
+Names, shapes and types are validated from the headers before any weight is read, and one error lists every problem.
+Then each tensor is read once, directly to this process's devices that hold it (:mod:`.to_devices`). Published heads are
+recognised by their tensors (:mod:`.published_heads`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LoadReport:
 
 
 def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging Face directory") -> UserError:
-    """The error for a directory that is not there; a name on the hub is told apart, as nothing is downloaded here."""
+    """The error for a missing directory; a name on the hub gets its own message, as nothing is downloaded here."""
     text = str(directory)
     if _HUB_NAME.fullmatch(text):
         return UserError(
@@ -118,8 +118,8 @@ def head_of(directory: str | pathlib.Path) -> str | None:
 def stored_dtype(directory: str | pathlib.Path) -> str:
     """The type to compute in that loses nothing of a directory's weights: "bfloat16" if all are, else "float32".
 
-    config.json may say otherwise, or nothing; the reward head, which is float32 in every model here, does not count.
-    float16 has three more bits of a number than bfloat16.
+    The stored tensors decide, not config.json; the reward head, which is float32 in every model here, does not count.
+    float16 has three more bits of mantissa than bfloat16.
 
     Raises:
       UserError: the directory holds no readable safetensors files.
@@ -232,19 +232,19 @@ def _checked(
     problems: list[tuple[str, str]] = []  # (tensor, what is wrong with it)
     head = heads.kind_by_names(set(found) | listing.lost)
     if head is not None and head != config.head:
-        problems.append(("score", f"this is a head of kind {head}, but {config.head} was asked for"))
+        problems.append(("score", f"a head of kind {head}; expected {config.head}"))
     all_lost = listing.unreadable and not listing.lost
     # A linear head may do without a bias (torch.nn.Linear with bias=False, as reward models are trained).
     bare_head = head == "linear" and "score.weight" in found and "score.bias" not in found.keys() | listing.lost
     absent = ("score.bias",) if bare_head and not all_lost else ()
-    # What one problem explains is not said again tensor by tensor.
+    # Tensors that an earlier problem explains are not reported again one by one.
     head_settled = fresh_allowed or head_given if head is None else head != config.head
     stored: dict[str, StoredTensor] = {}
-    wanted: set[str] = set()
+    expected: set[str] = set()
     for name, spec in specs.items():
         is_head = name.startswith("score.")
         actual = name.removeprefix("model.") if bare else name
-        wanted.add(actual)
+        expected.add(actual)
         if actual in found:
             stored[name] = found[actual][0]
             problems += [(actual, text) for text in _tensor_problems(found[actual], spec, config.redundancy)]
@@ -258,7 +258,7 @@ def _checked(
     if config.redundancy and outputs and _LABELS_WITH_THIRD not in outputs and not fresh_allowed:
         problems.append(("score", "no third label, which is the redundancy output"))
     ignored = [name for name in found if _IGNORED.fullmatch(name) or (head_given and _OTHER_HEADS.fullmatch(name))]
-    for name in found.keys() - wanted - set(ignored):
+    for name in found.keys() - expected - set(ignored):
         if not (name.startswith("score.") and head_settled):
             problems.append((name, f"unknown (in {', '.join(tensor.file.name for tensor in found[name])})"))
     lines = [*listing.problems, *_compress_problems(sorted(problems))]

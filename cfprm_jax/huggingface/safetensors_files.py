@@ -96,10 +96,10 @@ def _read_exactly(file: io.FileIO, view: memoryview, path: pathlib.Path) -> None
 
 
 def read_header(path: pathlib.Path) -> list[StoredTensor]:
-    """The tensors that a file says it holds.
+    """The tensors that a file's header lists.
 
     Raises:
-      UserError: the file is truncated or is no safetensors file; the message says which, with the sizes.
+      UserError: the file is truncated or is no safetensors file; the message states which, with the sizes.
     """
     try:
         file = path.open("rb")
@@ -154,7 +154,7 @@ def _described_tensors(path: pathlib.Path, header: Mapping[str, Any], data: int,
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """What the headers of a directory say.
+    """The headers of a directory.
 
     Attributes:
       tensors: every tensor of every readable file; a name twice if two shards hold it.
@@ -190,7 +190,7 @@ def list_directory(directory: pathlib.Path) -> Listing:
     if (directory / "adapter_config.json").is_file():
         raise UserError(f"{directory}: holds adapters of PEFT alone; merge them into their backbone first")
     if any(directory.glob("*.safetensors")):
-        raise UserError(f"{directory}: holds safetensors shards but no {INDEX} to say what belongs together")
+        raise UserError(f"{directory}: holds safetensors shards but no {INDEX}, which lists the tensors of each shard")
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in directory.glob(pattern))
     found = f"; found {', '.join(others)}, which is not read" if others else ""
     raise UserError(f"{directory}: expected {SINGLE} or {INDEX}{found}")
@@ -228,7 +228,7 @@ def _list_shards(directory: pathlib.Path, index: pathlib.Path) -> Listing:
 
 
 def fingerprint(tensors: Iterable[StoredTensor]) -> str:
-    """A hash that tells checkpoints apart: of names, types and shapes, and of the first bytes of every tensor.
+    """A hash that identifies a checkpoint: of names, types and shapes, and of the first bytes of every tensor.
 
     Which shard a tensor is in does not matter. Models of one shape, such as a base model and what was tuned from it,
     differ in those bytes.
@@ -266,7 +266,7 @@ def write_shards(
     a shard of its own.
 
     Args:
-      written: told the number of bytes after each piece.
+      written: called with the number of bytes after each piece.
 
     Returns: the names of the files of weights.
     """

@@ -115,7 +115,7 @@ def _on_host(sharding: jax.sharding.Sharding | None) -> bool:
 
 
 def _layer_sharding(sharding: jax.sharding.Sharding | None) -> NamedSharding | None:
-    """How a single layer of a stacked parameter is split; None if layers themselves are, or it cannot be told."""
+    """The sharding of one layer of a stacked parameter; None if layers themselves are split, or it is unknown."""
     if not isinstance(sharding, NamedSharding):
         return None
     first, *rest = sharding.spec or (None,)
@@ -186,7 +186,7 @@ def _layer_by_layer(
 
 
 def _fill(jobs: Sequence[tuple[StoredTensor, list[_Target]]]) -> None:
-    """Read every tensor's rows that some target wants, once, cast to the target's type."""
+    """Read the rows of every tensor that some target needs, once, and cast them to the target's type."""
     parts = [(tensor, targets, *rows) for tensor, targets in jobs for rows in _parts(tensor, targets)]
     threads = min(_MOST_THREADS, os.cpu_count() or 1, len(parts))
     if threads <= 1:

@@ -2,9 +2,8 @@
 
 Each takes the head outputs z of a batch and their labels, both [trajectories, steps], where a label is a number in
 [0, 1] and NaN means "no label" (unlabelled or padding), and returns (total, count): two float32 scalars whose quotient
-is the loss. Totals and counts of parts of a batch add up to those of the whole: the division by the count of the
-*global* batch is left to the caller, who alone knows it. The losses over a question's tree read several trajectories at
-once and so must see all of them.
+is the loss. Totals and counts of microbatches add up to those of the batch, so the caller divides by the count of the
+*global* batch. The losses over a question's tree read several trajectories at once and so must see all of them.
 """
 
 from __future__ import annotations

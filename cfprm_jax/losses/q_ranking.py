@@ -32,7 +32,7 @@ def q_ranking(
     Args:
       step_logits: head outputs z, float32 or bfloat16, not their sigmoids; values and gradients are finite for |z| up
         to 1e4.
-      labels: y in [0, 1], told apart at 0.5; NaN where there is none.
+      labels: y in [0, 1], positive above 0.5; NaN where there is none.
       margin: how far (in z) negatives are pushed below positives; PQM's zeta.
 
     Returns:

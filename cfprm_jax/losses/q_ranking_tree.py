@@ -38,8 +38,8 @@ def q_ranking_tree(
 
     Args:
       step_logits: head outputs z, float32 or bfloat16; values and gradients are finite for |z| up to 1e4.
-      labels, nodes, questions: as in :class:`~cfprm_jax.data.distinct.DistinctSteps`: labels are told apart at 0.5, and
-        are NaN but at the first occurrence of a step.
+      labels, nodes, questions: as in :class:`~cfprm_jax.data.distinct.DistinctSteps`: labels are positive above 0.5,
+        and NaN except at the first occurrence of a step.
       margin: how far (in z) negatives are pushed below positives.
       negatives: which ones a step is ranked against: "path" or "question".
 

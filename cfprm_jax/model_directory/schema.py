@@ -98,7 +98,7 @@ def number(lower: float, upper: float, *, above: bool = False) -> Kind:
 
 
 def text(most: int = 1 << 20, *, empty: bool = True) -> Kind:
-    """A str of up to so many characters."""
+    """A str of up to `most` characters."""
     name = "a text" if empty else "a text that is not empty"
     return _plain(
         name if most >= 1 << 20 else f"{name}, of up to {most:,} characters",
@@ -126,7 +126,7 @@ def either(*kinds: Kind) -> Kind:
         faults = [kind.fault(value, at) for kind in kinds]
         if None in faults:
             return None
-        # An element that is wrong tells more than the list in which it is.
+        # A fault in an element is more specific than one of its list.
         return next((found for found in faults if found is not None and found.at != at), Fault(at, value, expected))
 
     return Kind(expected, fault)
@@ -205,7 +205,7 @@ def of_options(options: type, *, needed: Sequence[str] = (), bounds: Mapping[str
     Args:
       options: a dataclass whose fields are :func:`cfprm_jax.config.option`.
       needed: fields that must be there; the others have defaults.
-      bounds: kinds that are narrower than what the metadata says.
+      bounds: kinds that are narrower than those of the metadata.
     """
     fields = {}
     for field in dataclasses.fields(options):

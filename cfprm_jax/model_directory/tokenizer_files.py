@@ -49,7 +49,7 @@ def load_tokenizer(
 ) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face directory, in which marker is exactly one token.
 
-    A tokenizer that knows the marker is taken as it is. For the default marker, a token that the tokenizer keeps in
+    A tokenizer that has the marker is used unchanged. For the default marker, a token that the tokenizer keeps in
     reserve is renamed to it (:mod:`.reserved_tokens`; :func:`marker_origin` gives its name): in Qwen2.5 and Qwen3 the
     one at id 151651, where Qwen2.5-Math-PRM has its marker. Every other text keeps its ids.
 
@@ -93,8 +93,8 @@ def load_tokenizer(
 def save_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, directory: str | pathlib.Path) -> None:
     """Write the tokenizer's files; AutoTokenizer loads them anywhere, marker and chat template included.
 
-    The chat template goes into tokenizer_config.json, which every version of every reader knows. The class there is one
-    that transformers 4 and 5 know and that takes tokenizer.json as it stands.
+    The chat template goes into tokenizer_config.json, which every version of every reader supports. The class there
+    exists in transformers 4 and 5 and loads tokenizer.json unchanged.
     """
     tokenizer.save_pretrained(str(directory), save_jinja_files=False)
     path = pathlib.Path(directory) / CONFIG
@@ -176,7 +176,7 @@ def _convert(directory: pathlib.Path, target: pathlib.Path) -> None:
         read_bytes(directory / "merges.txt", _MOST_BYTES)
 
     def convert() -> None:
-        # The class that the directory names: it alone knows how its files become a tokenizer.
+        # The class that the directory names: only it can build a tokenizer from its files.
         transformers.AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         ).save_pretrained(target)
@@ -214,7 +214,7 @@ def _check_ids(
     added: Sequence[Mapping[str, Any]],
     vocab_size: int | None,
 ) -> None:
-    """Raise UserError unless every token has one id, its own, the one that the files say, and an embedding."""
+    """Raise UserError unless every token has one unique id, that of the files, and an embedding."""
     vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise UserError(f"{directory / TOKENIZER}: model.vocab: expected tokens, found none")
@@ -262,8 +262,8 @@ def _check_texts(tokenizer: transformers.PreTrainedTokenizerBase, directory: pat
             raise UserError(f"{directory}: the tokenizer makes no token of {text!r}, so scores would not depend on it")
         if (other := owner.setdefault(tuple(ids), text)) != text:
             raise UserError(
-                f"{directory}: the tokenizer makes the same tokens {ids} of {other!r} and {text!r}; expected ids that "
-                "tell them apart"
+                f"{directory}: the tokenizer makes the same tokens {ids} of {other!r} and {text!r}; expected "
+                "different ids"
             )
 
 

@@ -1,7 +1,7 @@
 """The shape of a backbone and of a process reward model, read from and written to Hugging Face's config.json.
 
-What config.json may say and this implementation does not compute is refused by name, so that a checkpoint is never run
-as something that it is not.
+A setting of config.json that this implementation does not support is an error that names the key, so that a checkpoint
+is never run as a different network.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class BackboneConfig:
         return self.max_position_embeddings, "max_position_embeddings"
 
     def refuse_length(self, max_length: int) -> None:
-        """UserError if solutions of so many tokens are beyond the positions or the window that the backbone has."""
+        """Raise UserError if max_length tokens exceed the positions or the attention window of the backbone."""
         most, key = self.longest
         if max_length > most:
             raise UserError(f"--max_length={max_length} is beyond the model's {key}={most}")

@@ -22,7 +22,7 @@ def take(
 
 
 def _forward(table: jax.Array, tokens: jax.Array, dtype: Any) -> tuple[jax.Array, tuple[Any, ...]]:
-    # An empty array for the table's type: of a traced value, only arrays may go on to the backward pass.
+    # An empty array for the table's type: only arrays may be residuals of the backward pass.
     return take(table, tokens, dtype), (tokens, jnp.zeros((table.shape[0], 0), table.dtype))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from cfprm_jax.errors import UserError
 
 Rule = tuple[Callable[[Any], bool], str]
-"""Whether a value of a key is supported, and which values are, for the error. An absent or null key is not asked."""
+"""Whether a value of a key is supported, and which values are, for the error. Not called for an absent or null key."""
 
 _QWEN_WINDOW, _QWEN_FULL_LAYERS, _MISTRAL_WINDOW = 4096, 28, 4096  # transformers' defaults
 
@@ -48,7 +48,7 @@ class Family:
 
     Attributes:
       classes: first part of the names of its classes in transformers, as in Qwen2ForTokenClassification.
-      qkv_bias, output_bias, mlp_bias: whether these projections have biases; None where config.json says so, by
+      qkv_bias, output_bias, mlp_bias: whether these projections have biases; None where config.json decides, by
         attention_bias for the first two and by mlp_bias.
       qk_norm: queries and keys are normed, each head on its own, before the rotary embedding.
       defaults: values of absent keys where they are not those of BackboneConfig; as in transformers.

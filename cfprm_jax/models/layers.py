@@ -1,7 +1,7 @@
 """The layer of the decoder as Flax NNX modules over given parameters: the one that trains, scores and samples.
 
 A module takes the nested dict of its parameters (see :mod:`cfprm_jax.models.parameters`) and holds them as nnx.Param.
-Which projections have biases is told by the parameters that there are.
+A projection has a bias if the parameters contain one.
 Weights are cast to the compute dtype where they are used: float32 masters need no bfloat16 copy of the whole model.
 
 `axis` is the axis of the features: -1 for [rows, length, features] in training and scoring; 0 for [features, rows],
@@ -134,7 +134,7 @@ class DecoderLayer(nnx.Module):
 
         Args:
           cosine, sine: of :func:`cfprm_jax.models.rotary.rotary_angles`.
-          mix: the attention over whatever keys and values it knows.
+          mix: the attention over the visible keys and values.
         """
         x = x + self.attention(self.attention_norm(x), cosine, sine, mix)
         feed_forward = self._feed_forward

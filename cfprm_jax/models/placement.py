@@ -1,4 +1,4 @@
-"""How the model is told where its activations live, without knowing a mesh: by their logical axes."""
+"""Placement of activations by their logical axes; the model itself has no reference to a mesh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Axes = tuple[str | None, ...]
 
 
 class Placement:
-    """The placement on a single device, where nothing needs to be said; others override the methods."""
+    """The placement on a single device, which adds no constraint; subclasses override the methods."""
 
     def __call__(self, activation: jax.Array, axes: Axes) -> jax.Array:
         """The activation, with a sharding constraint."""

@@ -24,7 +24,7 @@ def rotary_frequencies(net: BackboneConfig) -> np.ndarray:
 def rotary_angles(
     positions: Int[Array, "rows length"], net: BackboneConfig
 ) -> tuple[Float[Array, "rows length half"], Float[Array, "rows length half"]]:
-    """Cosine and sine of each position's angles, float32 (bfloat16 cannot tell positions above 256 apart)."""
+    """Cosine and sine of each position's angles, float32 (bfloat16 cannot represent all positions above 256)."""
     angles = positions.astype(jnp.float32)[..., None] * rotary_frequencies(net)
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -187,7 +187,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own, above the updating one."""
-        self._line.say(text)
+        self._line.log(text)
 
     def finish(self) -> None:
         """Leave the updating line as it is and go to the next."""

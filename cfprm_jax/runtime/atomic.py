@@ -139,7 +139,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """The names in a directory are on the disk, where the file system can be asked for that."""
+    """Flush a directory's entries to the disk, where the file system supports that."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
     except OSError:

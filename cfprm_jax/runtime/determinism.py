@@ -1,4 +1,4 @@
-"""Whether a step gives the same bits every time: what XLA, cuDNN and NCCL must be told for that on NVIDIA GPUs.
+"""Determinism: the options of XLA, cuDNN and NCCL with which a step gives the same bits every time on NVIDIA GPUs.
 
 On CPUs and TPUs a compiled program always does. On a GPU, left to themselves, XLA adds up a scatter by atomics and
 takes whichever kernel was fastest when it compiled, cuDNN does the same in the backward pass of attention, and NCCL may
@@ -37,9 +37,9 @@ def fix_collectives(environment: MutableMapping[str, str]) -> None:
       environment: of this process.
 
     Raises:
-      UserError: it says that they are to be used.
+      UserError: the environment enables them.
     """
     if environment.setdefault(_SWITCHES, "0") != "0":
         raise UserError(
-            f"--deterministic: {_SWITCHES}={environment[_SWITCHES]} asks for sums in no fixed order; unset it"
+            f"--deterministic: {_SWITCHES}={environment[_SWITCHES]} allows sums in no fixed order; unset it"
         )

@@ -1,4 +1,4 @@
-"""Which devices a run uses: the accelerator that was asked for, or an error that says how to get it."""
+"""Selection of devices: the requested accelerator, or an error with how to install its JAX."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def select(platform: str) -> list[jax.Device]:
             message += f" Install its JAX: {_HOW_TO_INSTALL[platform]}."
         if os.environ.get("JAX_PLATFORMS"):
             message += f" Besides, the environment sets JAX_PLATFORMS={os.environ['JAX_PLATFORMS']}."
-        raise UserError(f"{message} Or run with --platform=cpu. (JAX says: {error})".replace("\n", " ")) from error
+        raise UserError(f"{message} Or run with --platform=cpu. (JAX: {error})".replace("\n", " ")) from error
 
 
 # Parameters of glibc's mallopt (malloc.h). Nothing is mapped by itself, and -1 is never to give the heap's end back.
@@ -59,16 +59,16 @@ def keep_freed_memory(devices: Sequence[jax.Device]) -> bool:
 
 
 def share_memory(platform: str) -> None:
-    """Let JAX's threads on CPU devices have the process's memory; for before JAX is asked for any device."""
+    """Let JAX's threads on CPU devices share the process's heap; call it before JAX initialises its devices."""
     if _is_cpu(platform):
         _mallopt({_M_ARENA_MAX: 1})
 
 
 def _is_cpu(platform: str) -> bool:
-    """Whether the devices will be CPUs, as far as this can be told before JAX looks for any.
+    """Whether the devices will be CPUs, as far as this is known before JAX initialises them.
 
-    It then makes threads, each of which would have an arena of its own, and arenas of threads give large buffers back
-    whatever keep_freed_memory says. On machines with accelerators the host's own threads are better off with theirs.
+    JAX then starts threads, each of which would have its own arena, and thread arenas return large buffers to the
+    system in spite of keep_freed_memory. On machines with accelerators the host's threads do better with their own.
     """
     if platform != "auto":
         return platform == "cpu"
@@ -94,7 +94,7 @@ def describe(devices: Sequence[jax.Device]) -> str:
 
 
 def memory(devices: Sequence[jax.Device]) -> dict[str, int | None]:
-    """Bytes in use and at the peak so far, of this process's fullest device; None where devices do not say."""
+    """Bytes in use and at the peak so far, of this process's fullest device; None where a device does not report it."""
     stats = [device.memory_stats() or {} for device in devices if device.process_index == jax.process_index()]
 
     def most(name: str) -> int | None:

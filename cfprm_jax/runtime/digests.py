@@ -1,4 +1,4 @@
-"""SHA-256 of texts, JSON values and files: what tells contents apart, the same on every machine."""
+"""SHA-256 digests of texts, JSON values and files, the same on every machine."""
 
 from __future__ import annotations
 

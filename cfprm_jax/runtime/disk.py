@@ -1,4 +1,4 @@
-"""Whether there is room for what a run writes, and what the system says when there is none."""
+"""Disk space: whether the checkpoints of a run fit, and the system's reason when a write fails."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def require_room(
         f" and --keep_best={config.keep_best}" if config.keep_best != "none" else ""
     )
     more = "more " if present else ""
-    told = (
+    summary = (
         f"a checkpoint has {size(each)} before compression, {kept} need up to {number} at a time, one of them being "
         f"written, and the disk of {output_dir} has {size(bytes_free)} free for {missing} {more}of them "
         f"({size(missing * each)})"
     )
     if bytes_free < _LEAST_SHARE * missing * each:
-        raise UserError(f"--output_dir: {told}: make room, keep fewer checkpoints, or choose another disk")
-    return f"note: {told}: it may get full"
+        raise UserError(f"--output_dir: {summary}: make room, keep fewer checkpoints, or choose another disk")
+    return f"note: {summary}: it may get full"
 
 
 def free(path: pathlib.Path) -> str:

@@ -1,12 +1,12 @@
-"""Several processes as one run: how they find each other, agree, and end together.
+"""Multi-process runs: initialization, agreement between the processes, and a common end.
 
-The processes are found by flags, by the environment of a launcher, or by JAX itself on a TPU. Small facts (which
-checkpoint to go on from, why a process failed) go through the key-value store of JAX's coordination service, which
-lives in process 0; everything else is the partitioner's collectives.
+The processes are configured by flags, by the environment of a launcher, or by JAX itself on a TPU. Small values (which
+checkpoint to resume from, why a process failed) go through the key-value store of JAX's coordination service, which
+runs in process 0; everything else is a collective of the partitioner.
 
-A run of several processes has two new ways to go wrong. One process fails while the others wait for it in a collective,
-for ever: so the reason is put into the store, each process looks there every second, and all of them end. Or a signal
-reaches one process, or all at different steps, and they save different steps: so the signal is voted on.
+Several processes add two failure modes. One process fails while the others wait for it in a collective, for ever: so
+the reason is put into the store, each process polls it every second, and all of them end. Or a signal reaches one
+process, or all at different steps, and they would save different steps: so the processes vote on the signal.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from cfprm_jax.runtime import devices, process
 
 _STORE = "cfprm_jax"
 _FAILURE, _ENDED = f"{_STORE}/failure", f"{_STORE}/ended/"
-# Seconds between looks for another process's failure, and how long process 0, which holds the store, waits for the
-# others to have read the reason.
+# Seconds between polls for another process's failure, and how long process 0, which holds the store, waits until the
+# others have read the reason.
 _LOOK_EVERY, _LINGER = 1.0, 10.0
-# Where the coordinator listens unless told otherwise: below Linux's range of ports given to outgoing connections.
+# The coordinator's default ports: below Linux's range of ephemeral ports.
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
 class Layout(NamedTuple):
-    """What a process must know to join the others."""
+    """The arguments of jax.distributed.initialize."""
 
     coordinator: str  # HOST:PORT of process 0
     num_processes: int
@@ -53,13 +53,13 @@ class Layout(NamedTuple):
 
 
 def detect(config: DistributedConfig, environ: Mapping[str, str]) -> Layout | None:
-    """The layout that flags or the environment give; None for a process that is alone.
+    """The layout from flags or the environment; None for a single process.
 
     In this order: --coordinator, --num_processes and --process_id; JAX_COORDINATOR_ADDRESS and JAX_NUM_PROCESSES with
     JAX_PROCESS_ID or, in a Kubernetes indexed Job, JOB_COMPLETION_INDEX; the variables of a Slurm step.
 
     Raises:
-      UserError: only a part of what is needed is given, or what is given contradicts itself.
+      UserError: some of the settings are missing, or they contradict each other.
     """
     if config.distributed == "off":
         return None
@@ -82,11 +82,11 @@ def _checked(values: Mapping[str, Any], names: Sequence[str] | Mapping[str, Any]
     missing = [name for name in names if values[name] == ""]
     if missing:
         raise UserError(f"several processes need {', '.join(names)}; missing: {', '.join(missing)}")
-    told = ", ".join(f"{name}={values[name]}" for name in names)
+    settings = ", ".join(f"{name}={values[name]}" for name in names)
     if not (number.isascii() and number.isdigit() and index.isascii() and index.isdigit() and int(index) < int(number)):
-        raise UserError(f"{told}: expected a number of processes, and an index below it")
+        raise UserError(f"{settings}: expected a number of processes, and an index below it")
     if not re.fullmatch(r".+:\d+", coordinator):
-        raise UserError(f"{told}: the coordinator is HOST:PORT, of the machine that process 0 runs on")
+        raise UserError(f"{settings}: expected the coordinator as HOST:PORT, on the machine of process 0")
     return Layout(coordinator, int(number), int(index), None) if int(number) > 1 else None
 
 
@@ -123,15 +123,15 @@ def tasks_on_node(counts: str, node: int) -> int:
 
 
 class Processes:
-    """The processes of a run, seen from one of them. All must call the methods in the same order.
+    """The processes of a run. All processes must call the methods in the same order.
 
     Attributes:
-      index: of this process.
-      count: of all.
+      index: index of this process.
+      count: number of processes.
     """
 
     def __init__(self, index: int = 0, count: int = 1, store: Any = None, wait_timeout: int = 0) -> None:
-        """Alone by default.
+        """A single process by default.
 
         Args:
           store: the client of JAX's coordination service.
@@ -143,11 +143,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that prints and writes."""
+        """Whether this is the main process, which prints and writes."""
         return self.index == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """What each process gave, in order, on all of them; anything that JSON holds."""
+        """All-gather: the value of each process, in order, on all of them. Any JSON value."""
         if self.count == 1:
             return [value]
         self._calls += 1
@@ -156,7 +156,7 @@ class Processes:
         return [self._wait_for(f"{key}/{i}", i) for i in range(self.count)]
 
     def share(self, value: Callable[[], Any]) -> Any:
-        """What value() gives in process 0, on all of them; they wait for it."""
+        """Broadcast: the result of value() in the main process, on all of them, which wait for it."""
         if self.count == 1:
             return value()
         self._calls += 1
@@ -166,11 +166,11 @@ class Processes:
         return self._wait_for(key, 0)
 
     def barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait until all processes have called it."""
         self.gather(None)
 
     def _wait_for(self, key: str, index: int) -> Any:
-        """What another process puts into the store. One that dies or fails meanwhile ends this one."""
+        """The value that another process puts into the store. If that process fails meanwhile, this one ends."""
         try:
             return json.loads(self._store.blocking_key_value_get(key, self._wait_timeout * 1000))
         except jax.errors.JaxRuntimeError as error:
@@ -182,7 +182,7 @@ class Processes:
 
     @contextlib.contextmanager
     def one_after_the_first(self) -> Iterator[None]:
-        """The first goes through the block, then the others: they find what it has written. No calls in the block."""
+        """Run the block in the main process, then in the others, which find its files. No other method inside."""
         if not self.first:
             self.barrier()
         yield
@@ -202,9 +202,9 @@ class Processes:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Among others, an exception does not leave the block: its reason is told to all, and all processes end.
+        """With several processes, an exception ends all of them, with its reason, instead of leaving the block.
 
-        Enter it inside of whatever waits on exit, such as for a checkpoint that others have a part in.
+        Enter it inside any context manager that waits for the other processes on exit, such as for a checkpoint.
         """
         if self.count == 1:
             yield
@@ -218,35 +218,35 @@ class Processes:
         except KeyboardInterrupt:
             self.fail("interrupted", 130)
         except BaseException as error:
-            # Not the user's fault, so the whole of it, unless it only follows from another process's end.
+            # An unexpected error: the whole traceback, unless it only follows from another process's end.
             if self._failure() is None:
                 traceback.print_exc()
             self.fail(f"{type(error).__name__}: {_one_line(error)}", 1)
 
     def fail(self, reason: str, status: int) -> NoReturn:
-        """Tell the others why this process ends, and end it; the first reason is everybody's."""
-        self._end_all(f"error: process {self.index} of {self.count}: {reason}", status, told_by_all=True)
+        """End all processes with the reason of this one's failure; the first reason counts."""
+        self._end_all(f"error: process {self.index} of {self.count}: {reason}", status, print_on_all=True)
 
     def stop(self, line: str, status: int) -> NoReturn:
-        """End all processes, or the one that is alone, because a signal has asked for it; the first prints the line."""
-        self._end_all(line, status, told_by_all=False)
+        """End all processes after a signal; the main process prints the line."""
+        self._end_all(line, status, print_on_all=False)
 
-    def _end_all(self, line: str, status: int, *, told_by_all: bool) -> NoReturn:
+    def _end_all(self, line: str, status: int, *, print_on_all: bool) -> NoReturn:
         self._ending.acquire()
-        tells = told_by_all or self.first
+        prints = print_on_all or self.first
         if self.count > 1:
             try:
                 self._store.key_value_set(_FAILURE, json.dumps([line, status]))
             except Exception as error:  # the reason is already there, or the store is not
                 known = self._failure()
                 if known is None:
-                    line, tells = f"{line} (and process 0 is gone: {_one_line(error)})", True
+                    line, prints = f"{line} (and process 0 is gone: {_one_line(error)})", True
                 else:
-                    (line, status), tells = known, self.first
-        self._end(line if tells else "", status)
+                    (line, status), prints = known, self.first
+        self._end(line if prints else "", status)
 
     def watch(self, stop: threading.Event) -> None:
-        """Until stop is set, look whether another process has failed, and then end this one. Runs in a thread."""
+        """Poll for another process's failure until stop is set, and then end this one. Runs in a thread."""
         while not stop.wait(_LOOK_EVERY):
             if (failure := self._failure()) is not None and not stop.is_set():
                 self._ending.acquire()
@@ -260,7 +260,7 @@ class Processes:
         return line, status
 
     def _end(self, line: str, status: int) -> NoReturn:
-        """Leave without waiting for threads, collectives or other processes, which may never come back."""
+        """Exit without waiting for threads, collectives or other processes, which may never return."""
         if line:
             newline = "\n" if sys.stdout.isatty() else ""  # an updating line may stand there
             # Not by print: a signal's handler may come while this thread is printing.
@@ -288,15 +288,15 @@ def _tpu_here() -> bool:
 
 @contextlib.contextmanager
 def session(config: DistributedConfig, platform: str) -> Iterator[Processes]:
-    """The processes of this run, joined; must be entered before JAX looks for devices.
+    """Initialize the processes of this run; must be entered before JAX initialises its devices.
 
-    Alone, exceptions pass through; among others they end all processes, as in Processes.guard.
+    In a single process exceptions propagate; with several they end all processes, as in Processes.guard.
 
     Args:
-      platform: --platform. On a TPU, JAX finds the processes by itself.
+      platform: --platform. On a TPU, JAX detects the processes itself.
 
     Raises:
-      UserError: the others did not come within --initialization_timeout.
+      UserError: the other processes did not join within --initialization_timeout.
     """
     layout = detect(config, os.environ)
     if layout is not None or (config.distributed == "auto" and platform == "tpu" and _tpu_here()):
@@ -307,8 +307,8 @@ def session(config: DistributedConfig, platform: str) -> Iterator[Processes]:
         yield Processes()
         return
     if not jax.distributed.is_initialized():
-        raise UserError(f"JAX sees {count} processes but has not been told of them: say --platform=tpu on a TPU pod")
-    # JAX offers the key-value store to no public function; Orbax and others take it from the same place.
+        raise UserError(f"JAX has {count} processes, but was not initialised for them: use --platform=tpu on a TPU pod")
+    # JAX has no public function for the key-value store; Orbax and others take it from the same place.
     from jax._src import distributed as jax_distributed
 
     client = jax_distributed.global_state.client
@@ -353,10 +353,10 @@ def _join(config: DistributedConfig, layout: Layout | None) -> None:
 
 
 class StopVote:
-    """Whether any process was asked to stop: all get the same answer at the same step.
+    """Whether any process has received a signal to stop: all processes get the same answer at the same step.
 
-    Among several processes an answer is that of the vote before, so that the host does not wait for its devices:
-    each call asks all devices for the largest of all processes' signals, and reads what the call before has asked.
+    With several processes the answer is one vote late, so that the host does not wait for its devices: each call
+    dispatches the maximum over all processes' signals, and reads the result that the previous call dispatched.
     """
 
     def __init__(self, own: Callable[[], signal.Signals | None], devices: Sequence[jax.Device], count: int) -> None:
@@ -372,7 +372,7 @@ class StopVote:
         mesh = Mesh(np.asarray(devices), ("all",))
         self._each = NamedSharding(mesh, PartitionSpec("all"))
         self._largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._asked: jax.Array | None = None
+        self._pending: jax.Array | None = None
         self.received: signal.Signals | None = None
 
     def __call__(self) -> bool:
@@ -380,10 +380,10 @@ class StopVote:
         if self._alone:
             self.received = self._own()
         elif self.received is None:
-            if self._asked is not None and (number := int(self._asked)):
+            if self._pending is not None and (number := int(self._pending)):
                 self.received = signal.Signals(number)
             else:
-                self._asked = self._largest(self._votes(int(self._own() or 0)))
+                self._pending = self._largest(self._votes(int(self._own() or 0)))
         return self.received is not None
 
     def _votes(self, number: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A device's memory that is not enough, said in one line: for which shape, and what to change."""
+"""Out of device memory, reported in one line: the shape that did not fit, and which flags to change."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import jax
 from cfprm_jax.config import ModelConfig, OptimizerConfig, PackingConfig
 from cfprm_jax.errors import UserError
 
-# What XLA says, on CPUs, GPUs and TPUs alike: while it compiles, when it allocates, or when a result is read.
+# XLA's status on CPUs, GPUs and TPUs alike: in compilation, in allocation, or when a result is read.
 _STATUS = "RESOURCE_EXHAUSTED"
 _SPLIT = "--mesh=data=1,fsdp=-1,tensor=1"
 
 
 class Watch:
-    """Remembers which rows the devices were given last, and turns XLA's error into a UserError about them.
+    """Records the rows that were dispatched last, and converts XLA's error into a UserError about them.
 
-    Devices run ahead of the host, so that a step's error may only be raised where its result is read.
+    Dispatch is asynchronous, so a step's error may only be raised where its result is read.
     """
 
     def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, packing: PackingConfig):
-        """What the advice depends on: flags that are as thrifty as they can be are not advised."""
+        """Take the options that the advice depends on: flags that already save the most are not advised."""
         self._model, self._optimizer, self._packing = model, optimizer, packing
-        self._asked = "the weights and the optimizer's state"
+        self._dispatched = "the weights and the optimizer's state"
 
     def watched(self, function: Callable[..., Any], what: str) -> Callable[..., Any]:
-        """function(state or params, batch, ...), as one that is remembered: as `what`, "a training step"."""
+        """Wrap function(state or params, batch, ...) so that its dispatch is recorded as `what`: "a training step"."""
 
         def call(first: Any, batch: Any, *rest: Any) -> Any:
             rows, length = batch.tokens.shape
-            self._asked = f"{what} on {rows} {'row' if rows == 1 else 'rows'} of {length:,} tokens"
+            self._dispatched = f"{what} on {rows} {'row' if rows == 1 else 'rows'} of {length:,} tokens"
             return function(first, batch, *rest)
 
         return call
@@ -47,8 +47,9 @@ class Watch:
             if _STATUS not in str(error):
                 raise
             raise UserError(
-                f"out of device memory: {self._asked} did not fit ({_reason(str(error))}). Choose {self._advice()}; "
-                "python -m cfprm_jax.plan, with the flags of the run, --rows and --row_length, says what fits"
+                f"out of device memory: {self._dispatched} did not fit ({_reason(str(error))}). "
+                f"Choose {self._advice()}; "
+                "python -m cfprm_jax.plan, with the flags of the run, --rows and --row_length, computes what fits"
             ) from error
 
     def _advice(self) -> str:

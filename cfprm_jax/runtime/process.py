@@ -11,7 +11,7 @@ before its other imports, which take seconds. Only modules that Python has loade
 
 The results of a command are files; standard output has messages about them. So a reader of the messages who leaves
 (``train | head -3``), a terminal that is gone or a full disk under ``> log`` does not end a command: its messages go to
-the null device from then on, and one line on standard error says so.
+the null device from then on, with one line on standard error.
 """
 
 from __future__ import annotations

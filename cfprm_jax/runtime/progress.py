@@ -62,13 +62,13 @@ class ProgressLine:
         else:
             self._write(f"{line}\n")
 
-    def say(self, text: str) -> None:
-        """Write a line of its own, above the one that is redrawn."""
+    def log(self, text: str) -> None:
+        """Write a line above the one that is redrawn."""
         self._write(f"{_ERASE if self._terminal else ''}{text}\n")
 
     def end(self, text: str) -> None:
         """Write the last line, with the label; it stays."""
-        self.say(f"{self._label}{text}")
+        self.log(f"{self._label}{text}")
         self._drawn = False
 
     def clear(self) -> None:

@@ -2,7 +2,7 @@
 
 Python calls a signal's handler when its main thread comes back from what it does, which may be a compilation of
 minutes, or a wait of hours for another process. So a thread of its own reads the numbers of signals from a pipe, into
-which the interpreter writes them as they come. Event loops borrow that place for theirs; then the handler is heard.
+which the interpreter writes them as they arrive. While an event loop has the wakeup descriptor, the handler acts.
 """
 
 from __future__ import annotations
@@ -14,59 +14,59 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_HEARD = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class StopSignal:
-    """Whether this process was told to stop.
+    """Whether this process has received a signal to stop.
 
-    Until somebody asks (by calling it), nothing has been done that must be saved, and a signal ends the process, by the
-    function given to :meth:`end_with`. From then on the asker acts: the loop, which saves and leaves. A second Ctrl-C
-    does not wait for that.
+    Before the first call of the object there is nothing to save, and a signal ends the process by the function given
+    to :meth:`end_with`. After it the caller, the training loop, polls the object, saves and returns. A second Ctrl-C
+    ends the process at once.
 
     Attributes:
-      received: the first signal, once there was one.
+      received: the first signal received, or None.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self._asked = False
-        self._interrupt = False  # a second Ctrl-C that the main thread is to raise
+        self._polled = False
+        self._interrupt = False  # a second Ctrl-C, which the main thread must raise
         self._end: Callable[[signal.Signals], Any] | None = None
         self._lock = threading.RLock()
         # How often each signal was written to the pipe, and how often its handler was called: the same ones.
-        self._written = dict.fromkeys(_HEARD, 0)
-        self._handled = dict.fromkeys(_HEARD, 0)
-        self._answered = dict.fromkeys(_HEARD, 0)
+        self._written = dict.fromkeys(_SIGNALS, 0)
+        self._handled = dict.fromkeys(_SIGNALS, 0)
+        self._answered = dict.fromkeys(_SIGNALS, 0)
 
     def __call__(self) -> signal.Signals | None:
-        """The signal, if there was one; from now on they wait to be asked for."""
-        self._asked = True
+        """The signal received, or None; from now on signals wait for the next call."""
+        self._polled = True
         return self.received
 
     def end_with(self, end: Callable[[signal.Signals], Any]) -> None:
-        """Have signals end the process by end(signal), which does not return; one that has come already does so now."""
+        """Let signals end the process by end(signal), which does not return; a pending signal does so now."""
         with self._lock:
             self._end = end
             self.do_not_wait()
 
     def do_not_wait(self) -> None:
-        """Everything is saved: until somebody asks again, signals end the process, one that has come already too."""
+        """Everything is saved: until the next call, signals end the process; a pending signal does so now."""
         with self._lock:
-            self._asked = False
+            self._polled = False
             if self.received is not None:
                 if self._end is None:
                     raise KeyboardInterrupt
                 self._end(self.received)
 
     def install(self) -> Callable[[], None]:
-        """Hear signals from now on; to be called in the main thread. What it returns puts everything back."""
+        """Install the handlers; call it in the main thread. Returns a function that restores the previous ones."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        # nohup has SIGHUP ignored, and that is what its user wants.
+        # nohup ignores SIGHUP on purpose.
         hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        wanted = [number for number in _HEARD if number != signal.SIGHUP or not hangup_ignored]
-        previous = {number: signal.signal(number, self._handle) for number in wanted}
+        handled = [number for number in _SIGNALS if number != signal.SIGHUP or not hangup_ignored]
+        previous = {number: signal.signal(number, self._handle) for number in handled}
         file_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="signals").start()
 
@@ -81,7 +81,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopSignal]:
-        """Hear signals inside the with block, and after it as before."""
+        """Handle signals inside the with block; afterwards the previous handlers apply again."""
         if signal.getsignal(signal.SIGTERM) == self._handle:
             yield self
             return
@@ -121,5 +121,5 @@ class StopSignal:
         self.received = self.received or number
         if self._end is None:
             self._interrupt = self._interrupt or again
-        elif again or not self._asked:
+        elif again or not self._polled:
             self._end(number)

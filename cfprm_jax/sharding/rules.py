@@ -1,8 +1,8 @@
-"""Where arrays live: the device mesh, and one table from the model's logical axes to the mesh's.
+"""Sharding rules: the device mesh, and one table from the model's logical axes to mesh axes.
 
-A parameter says which logical axis each of its dimensions is ("embed", "heads", ...); nothing in the model knows the
-mesh. Here each logical axis is given a mesh axis, which is all of fully sharded data parallelism (fsdp) and tensor
-parallelism: XLA's partitioner derives the collectives. Batches are split by rows over data and fsdp together.
+Each dimension of a parameter has a logical axis ("embed", "heads", ...); the model has no reference to the mesh. The
+table maps logical axes to mesh axes, which implements fully sharded data parallelism (fsdp) and tensor parallelism:
+XLA's partitioner derives the collectives. Batches are split by rows over data and fsdp together.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
     if rest and num_devices % known == 0:
         sizes[rest[0]] = num_devices // known
     if math.prod(sizes.values()) != num_devices:
-        wanted = f"a multiple of {known}" if rest else str(known)
-        raise UserError(f"--mesh={text:.200}: asks for {wanted} devices, and there are {num_devices}")
+        needed = f"a multiple of {known}" if rest else str(known)
+        raise UserError(f"--mesh={text:.200}: needs {needed} devices, and there are {num_devices}")
     return sizes
 
 
 def make_mesh(device: DeviceConfig, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of axes data, fsdp, tensor over these devices, as --mesh says."""
+    """The mesh of axes data, fsdp, tensor over these devices, by --mesh."""
     sizes = parse_mesh(device.mesh, len(devices))
-    # Auto: the partitioner places what the step computes. JAX's default, Explicit, would want a type for every product.
+    # Auto: the partitioner places what the step computes. JAX's default, Explicit, needs a type for every product.
     return jax.make_mesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=tuple(devices)
     )
@@ -149,7 +149,7 @@ class MeshPlacement(Placement):
     def per_device(self, function: Callable[..., Any], inputs: tuple[Axes, ...], output: Axes) -> Callable[..., Any]:
         if self.mesh.size == 1:
             return function
-        # Kernels say nothing of how their results vary over the mesh, which check_vma would ask of them.
+        # Kernels do not declare how their results vary over the mesh, which check_vma requires.
         return jax.shard_map(
             function,
             mesh=self.mesh,
@@ -174,7 +174,7 @@ def constrain_activations(mesh: Mesh) -> Placement:
 
 
 def attention_backend(backend: str, mesh: Mesh, backbone: BackboneConfig, dtype: str) -> str:
-    """What --attention stands for on the devices of a mesh, which need not be this machine's.
+    """Resolve --attention for the devices of a mesh, which need not be this machine's.
 
     Raises:
       UserError: a backend that cannot compute this network there.
@@ -191,7 +191,7 @@ def attention_backend(backend: str, mesh: Mesh, backbone: BackboneConfig, dtype:
 
 
 def batch_shardings(mesh: Mesh) -> PackedBatch:
-    """Rows are split; the small step positions and labels are everywhere, as a trajectory may be in any row."""
+    """Rows are split; the small step positions and labels are replicated, as a trajectory may be in any row."""
     rows, everywhere = NamedSharding(mesh, PartitionSpec(ROW_AXES)), replicated(mesh)
     return PackedBatch(rows, rows, rows, *(everywhere,) * 4)  # type: ignore[arg-type]
 

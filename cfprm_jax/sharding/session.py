@@ -1,4 +1,4 @@
-"""The devices of a command: selected, with the process's memory and the compile cache as they suit, and a mesh."""
+"""Device setup of a command: devices, host memory, compilation cache and mesh."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Session(NamedTuple):
 
 @contextlib.contextmanager
 def opened(
-    config: DeviceConfig, say: Callable[[str], None] | None = None, deterministic: bool = False
+    config: DeviceConfig, log: Callable[[str], None] | None = None, deterministic: bool = False
 ) -> Iterator[Session]:
-    """Devices and mesh inside the block; the compile cache is as before after it.
+    """Devices and mesh inside the block; the previous compilation cache is restored after it.
 
     Args:
-      say: gets the line about the devices, and a note if --platform=auto leaves an accelerator unused.
+      log: called with the line about the devices, and a note if --platform=auto leaves an accelerator unused.
       deterministic: --deterministic.
 
     Raises:
@@ -50,11 +50,11 @@ def opened(
     before = getattr(jax.config, _CACHE)
     caches.use_compile_cache(config.compile_cache_dir)
     try:
-        if say is not None:
-            say(f"devices     {session.describe()}")
+        if log is not None:
+            log(f"devices     {session.describe()}")
             note = devices.unused_accelerator(chosen) if config.platform == "auto" else ""
             if note:
-                say(note)
+                log(note)
         yield session
     finally:
         jax.config.update(_CACHE, before)

@@ -1,4 +1,4 @@
-"""A checkpoint on a disk that changes it: whoever loads it refuses in one line, or says which other one is taken."""
+"""Checkpoints with corrupted files: every loader raises one line, or logs which other checkpoint is used."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def described(loaded: loaded_prm.LoadedPRM) -> tuple:
 
 def newest(run: Run, path: pathlib.Path) -> None:
     """Weights of 2 without a word, or those of 1 with a line that names 2."""
-    said: list[str] = []
-    loaded = loaded_prm.load_for_inference(path, say=said.append)
+    logged: list[str] = []
+    loaded = loaded_prm.load_for_inference(path, say=logged.append)
     step = loaded.meta["step"]
     assert described(loaded) == described(run.loaded[step])
     same(loaded.params, run.loaded[step].params)
     if step == 1:
-        (line,) = said
+        (line,) = logged
         assert f"checkpoint {path}/checkpoints/2 " in line
         assert line.endswith(f"; {path}/checkpoints/1 is used instead") and "\n" not in line
     else:
-        assert said == []
+        assert logged == []
 
 
 def explicit(run: Run, path: pathlib.Path) -> None:
@@ -106,12 +106,12 @@ def explicit(run: Run, path: pathlib.Path) -> None:
 
 def resume(run: Run, path: pathlib.Path) -> None:
     """The state of 2 without a word, or that of 1 with a line that names 2."""
-    said: list[str] = []
+    logged: list[str] = []
     with contextlib.closing(saving.Checkpoints(path, keep=2)) as checkpoints:
-        restored = checkpoints.restore_newest(run.abstract, say=said.append)
+        restored = checkpoints.restore_newest(run.abstract, log=logged.append)
     same(restored.state, run.states[restored.step])
     assert restored.data == {"next": restored.step}
-    assert len(said) == 2 - restored.step and all("/checkpoints/2 " in line for line in said)
+    assert len(logged) == 2 - restored.step and all("/checkpoints/2 " in line for line in logged)
 
 
 def mutations(raw: bytes, rng: random.Random, bits: int) -> dict[str, bytes | None]:
@@ -129,7 +129,7 @@ def test_nobody_loads_other_weights(run: Run, part: str, tmp_path) -> None:
     loaders = (newest, explicit, resume) if part != "model" else (newest, explicit)
     path = tmp_path / "run"
     shutil.copytree(run.path, path, symlinks=True)
-    outcomes = dict.fromkeys(("equal or said", "refused"), 0)
+    outcomes = dict.fromkeys(("equal or logged", "refused"), 0)
     for file in sorted(file for file in (run.path / part).rglob("*") if file.is_file()):
         here = path / file.relative_to(run.path)
         raw = file.read_bytes()
@@ -143,7 +143,7 @@ def test_nobody_loads_other_weights(run: Run, part: str, tmp_path) -> None:
                 here.write_bytes(changed)
             try:
                 load(run, path)
-                outcomes["equal or said"] += 1
+                outcomes["equal or logged"] += 1
             except UserError as error:
                 assert "\n" not in str(error) and str(path) in str(error), f"{here}: {what}: {error}"
                 outcomes["refused"] += 1
@@ -246,15 +246,15 @@ def test_checkpoints_of_earlier_versions_are_read_and_said(run: Run, tmp_path) -
     }
     orbax_files.replace_json(folder, "meta", meta)
     (path / "model" / "checksums.json").unlink()
-    said: list[str] = []
-    loaded = loaded_prm.load_for_inference(path, say=said.append)
+    logged: list[str] = []
+    loaded = loaded_prm.load_for_inference(path, say=logged.append)
     same(loaded.params, run.loaded[2].params)
-    (line,) = said
+    (line,) = logged
     assert "checkpoints/2 is of an earlier version" in line
-    said.clear()
+    logged.clear()
     with contextlib.closing(saving.Checkpoints(path, keep=2)) as checkpoints:
-        same(checkpoints.restore_newest(run.abstract, say=said.append).state, run.states[2])
-    assert len(said) == 1 and "is of an earlier version" in said[0]
+        same(checkpoints.restore_newest(run.abstract, log=logged.append).state, run.states[2])
+    assert len(logged) == 1 and "is of an earlier version" in logged[0]
 
 
 def test_the_place_of_a_backbone_may_be_changed_in_prm_json(tmp_path) -> None:

@@ -26,10 +26,10 @@ def quiet(monkeypatch):
 
 def one_writer_fails_and_another_ends_later() -> None:
     """As in a save: the loop is closed when the first one raises, and the other's thread then reports to it."""
-    loop, goes_on = asyncio.new_event_loop(), threading.Event()
+    loop, released = asyncio.new_event_loop(), threading.Event()
 
     async def save() -> None:
-        late = asyncio.ensure_future(asyncio.to_thread(goes_on.wait))
+        late = asyncio.ensure_future(asyncio.to_thread(released.wait))
         await asyncio.sleep(0)
         assert not late.done()
         raise OSError("No space left on device")
@@ -38,7 +38,7 @@ def one_writer_fails_and_another_ends_later() -> None:
         loop.run_until_complete(save())
     threads = loop._default_executor  # type: ignore[attr-defined]
     loop.close()
-    goes_on.set()
+    released.set()
     threads.shutdown(wait=True)
     gc.collect()
 

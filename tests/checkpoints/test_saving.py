@@ -30,7 +30,7 @@ def checkpoints(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_compact"])
 def test_restores_onto_any_mesh(setup, batch, checkpoints, optimizer: str) -> None:
-    """Saved on 8 devices while training goes on, restored on 4, 1 and another split of 8."""
+    """Saved on 8 devices while training continues, restored on 4, 1 and another split of 8."""
     s = setup("data=2,fsdp=2,tensor=2", 8, optimizer=optimizer)
     state, _ = s.step(s.init(), s.put(batch()))
     kept = jax.tree.map(np.asarray, state)
@@ -161,7 +161,7 @@ DAMAGES = {
 }
 
 
-# What the line says, beside the checkpoint.
+# The contents of the line, besides the checkpoint.
 NAMED = {
     "no meta": "/checkpoints/2/meta/metadata: ",
     "no position": "/checkpoints/2/data/metadata",
@@ -192,13 +192,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(setup, two_saved, tmp_
     directory, first = two_saved
     shutil.copytree(directory, tmp_path / "run")
     DAMAGES[damage](tmp_path / "run" / "checkpoints" / "2")
-    said: list[str] = []
+    logged: list[str] = []
     with contextlib.closing(saving.Checkpoints(tmp_path / "run", keep=2, keep_best="auroc")) as checkpoints:
-        restored = checkpoints.restore_newest(abstract(setup(), first), say=said.append)
+        restored = checkpoints.restore_newest(abstract(setup(), first), log=logged.append)
         assert checkpoints.improves({"auroc": 0.91}) and not checkpoints.improves({"auroc": 0.9})
     assert (restored.step, restored.data, restored.meta["name"]) == (1, {"next": 1}, "one")
     jax.tree.map(np.testing.assert_array_equal, restored.state, first)
-    (line,) = said
+    (line,) = logged
     if named := NAMED.get(damage):
         assert named in line.replace(str(tmp_path), "")
     assert "checkpoints/2" in line and line.endswith(f"it is set aside as {checkpoints.directory / '2.damaged'}")
@@ -275,7 +275,7 @@ def test_another_run_is_refused_before_an_older_checkpoint_is_tried(setup, two_s
 
 @pytest.mark.parametrize("asked_by", ["check", "wait", "close"])
 def test_a_save_that_the_disk_refuses(setup, tmp_path, asked_by: str, capfd) -> None:
-    """No file may grow beyond 200 bytes: one error, whoever asks first; nothing is left of it; the next one works."""
+    """A file size limit of 200 bytes: one error at the next call; nothing remains of it; the next save works."""
     state = setup().init()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     checkpoints = saving.Checkpoints(tmp_path, keep=2)

@@ -1,4 +1,4 @@
-"""A tokenised corpus on a disk that changes it: no other tokens, labels or sources; it is made again, and said."""
+"""Corrupted tokenised corpora: never other tokens, labels or sources; the corpus is rebuilt, with a line in the log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FILES = [
 
 @pytest.fixture
 def opened(tmp_path, make_rows, tokenizer):
-    """open_corpus on the rows; the lines that it says are in its .said."""
+    """open_corpus on the rows; its log lines are in its .logged."""
     path = make_rows(tmp_path / "rows.jsonl", ROWS)
 
     def call(path=path) -> Corpus:
-        call.said.clear()
+        call.logged.clear()
         return open_corpus(
             path,
             ReadConfig(),
@@ -38,10 +38,10 @@ def opened(tmp_path, make_rows, tokenizer):
             EncodingConfig(system_prompt="S", max_length=200),
             tokenizer,
             tmp_path / "cache",
-            say=call.said.append,
+            log=call.logged.append,
         )
 
-    call.said = []
+    call.logged = []
     return call
 
 
@@ -74,7 +74,7 @@ def mutations(raw: bytes, rng: random.Random) -> dict[str, bytes | None]:
 def test_whatever_happens_to_a_file_it_is_made_again(opened, tmp_path) -> None:
     rng = random.Random(0)
     expected = content(opened())
-    assert opened.said == []
+    assert opened.logged == []
     (directory,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     count = 0
     for name in (*FILES, "corpus.json"):
@@ -86,7 +86,7 @@ def test_whatever_happens_to_a_file_it_is_made_again(opened, tmp_path) -> None:
             else:
                 path.write_bytes(changed)
             assert content(opened()) == expected, f"{name}: {what}"
-            (line,) = opened.said or [""]
+            (line,) = opened.logged or [""]
             harmless = name == "corpus.json" and not line  # such as a blank that is another
             assert harmless or (f"{directory / name}" in line and "\n" not in line), f"{name}: {what}: {line}"
             assert harmless or path.read_bytes() == raw
@@ -109,7 +109,7 @@ def test_pieces_of_large_files(opened, tmp_path, monkeypatch) -> None:
     assert len(raw) > 10 * 64
     for place in (0, 63, 64, len(raw) // 2, len(raw) - 1):
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-        assert content(opened()) == expected and len(opened.said) == 1
+        assert content(opened()) == expected and len(opened.logged) == 1
 
 
 def test_a_corpus_that_another_process_has_made_again_stays(opened, tmp_path, monkeypatch) -> None:
@@ -128,7 +128,7 @@ def test_a_corpus_that_another_process_has_made_again_stays(opened, tmp_path, mo
         remove(directory)
 
     monkeypatch.setattr(module, "_remove", other_was_faster)
-    assert content(opened()) == expected and len(opened.said) == 1
+    assert content(opened()) == expected and len(opened.logged) == 1
 
 
 def test_a_disk_that_cannot_be_written_to_is_an_error(opened, tmp_path) -> None:
@@ -151,17 +151,17 @@ def test_a_file_that_was_renamed_or_moved_is_the_same_data(opened, tmp_path, mak
         assert difference(first.identity, again.identity) is None
     assert again[1].source(0) == "rows.jsonl:1"
     other = opened(make_rows(tmp_path / "less.jsonl", ROWS[:-1]))
-    told = difference(first.identity, other.identity)
-    assert told is not None and told.startswith("content of training file 1 was ") and ";" not in told
+    found = difference(first.identity, other.identity)
+    assert found is not None and found.startswith("content of training file 1 was ") and ";" not in found
 
 
 def test_two_files_in_another_order_are_other_data(opened, tmp_path, make_rows) -> None:
     paths = [make_rows(tmp_path / name, rows) for name, rows in (("a.jsonl", ROWS[:4]), ("b.jsonl", ROWS[4:]))]
     one, other = opened(paths), opened(paths[::-1])
-    told = difference(one.identity, other.identity)
-    assert told is not None and "training file 1 was" in told and "training file 2 was" in told
-    told = difference(one.identity, opened(paths[0]).identity)
-    assert told is not None and "training file 2 was" in told and "is nothing" in told
+    found = difference(one.identity, other.identity)
+    assert found is not None and "training file 1 was" in found and "training file 2 was" in found
+    found = difference(one.identity, opened(paths[0]).identity)
+    assert found is not None and "training file 2 was" in found and "is nothing" in found
 
 
 def test_fingerprints_of_earlier_versions_are_compared_by_content(opened) -> None:

@@ -32,7 +32,7 @@ class _Steps(Grouping):
         super().__init__()
         self.rows = []
 
-    def goes_on(self, row):
+    def continues(self, row):
         return self.rows[-1].id == "False"
 
     def add(self, row):

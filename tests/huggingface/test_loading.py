@@ -262,7 +262,7 @@ def test_no_head_to_score_with(tmp_path):
 
 def test_head_of_another_kind(tmp_path):
     write(tmp_path, tensors_of(dataclasses.replace(CONFIG, head="mlp"), labels=2))
-    assert problems_of(tmp_path) == ["score: this is a head of kind mlp, but linear was asked for"]
+    assert problems_of(tmp_path) == ["score: a head of kind mlp; expected linear"]
 
 
 def test_heads_that_are_not_whole_or_not_binary(tmp_path):

@@ -31,9 +31,7 @@ def test_nccl_keeps_an_order() -> None:
     determinism.fix_collectives(environment)
     assert environment == {"NCCL_DEBUG": "WARN", "NCCL_NVLS_ENABLE": "0"}
     determinism.fix_collectives(environment)
-    with pytest.raises(
-        UserError, match="--deterministic: NCCL_NVLS_ENABLE=1 asks for sums in no fixed order; unset it"
-    ):
+    with pytest.raises(UserError, match=r"--deterministic: NCCL_NVLS_ENABLE=1 .*unset it"):
         determinism.fix_collectives({"NCCL_NVLS_ENABLE": "1"})
 
 

@@ -35,8 +35,8 @@ def test_mesh(text: str, devices: int, sizes: tuple[int, ...]) -> None:
     [
         ("data=\u00b2", r"is not data=NUMBER"),
         ("data=" + "9" * 5_000, r"is not data=NUMBER"),
-        ("data=3", r"--mesh=data=3: asks for 3 devices, and there are 8"),
-        ("data=-1,tensor=3", r"asks for a multiple of 3 devices, and there are 8"),
+        ("data=3", r"--mesh=data=3: .* 3 devices, and there are 8"),
+        ("data=-1,tensor=3", r"a multiple of 3 devices, and there are 8"),
         ("data=-1,fsdp=-1", r"only one axis can be -1, not data and fsdp"),
         ("data=0", r"'data=0' is not data=NUMBER"),
         ("data=-2", r"'data=-2' is not data=NUMBER"),

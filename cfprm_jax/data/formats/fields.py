@@ -34,7 +34,7 @@ class Solution(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ParseOptions:
-    """How rows are read, and where to what is left out by rule is told.
+    """Options for reading rows, and the counter of what the rules of a format leave out.
 
     Attributes:
       neutral: "positive", "negative" or "drop": what a rating of 0 counts as.
@@ -112,7 +112,7 @@ def label(value: Any) -> Label:
 
 
 def rating(value: Any, neutral: str) -> Label:
-    """A human rating as a label: -1 is 0, +1 is 1, 0 is as `neutral` says, null is unlabelled."""
+    """A human rating as a label: -1 is 0, +1 is 1, 0 depends on `neutral`, null is unlabelled."""
     if value is None:
         return None
     if isinstance(value, bool) or value not in (-1, 0, 1):

@@ -1,9 +1,9 @@
 """The rows of corpus files, one after another, whatever the file is wrapped in.
 
 JSON lines, one JSON array of rows, parquet, and Arrow (a file, a stream, or a folder that datasets.save_to_disk wrote);
-each of the two JSON forms plain or gzip-compressed. Which one a file is tells its content, not its name. Nothing is
-read before it is asked for, and no more than one row (of parquet and Arrow: one small batch) is held, so memory does
-not grow with the file; a row has at most MOST_ROW_BYTES.
+each of the two JSON forms plain or gzip-compressed. A file's kind is detected from its content, not its name. Reading
+is lazy, and at most one row (of parquet and Arrow: one small batch) is held, so memory does not grow with the file; a
+row has at most MOST_ROW_BYTES.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_ROW_BYTES = 1 << 27
 
 _TOO_LONG = f"a row of more than {MOST_ROW_BYTES >> 20} MiB"
 
-# What other packers write, which would otherwise be told as text with a fault.
+# Other compressed and archive formats, which would otherwise be reported as text with a fault.
 _FOREIGN = {
     b"\x28\xb5\x2f\xfd": "compressed by zstd",
     b"BZh": "compressed by bzip2",
@@ -141,8 +141,8 @@ def rows(file: InputFile) -> Iterator[Row]:
     """The rows of one file. A line that is no JSON object comes out with a reason in place of its data.
 
     Raises:
-      UserError: the file cannot be opened, is empty, or is damaged in such a way that nothing after the damage can be
-        told apart (a cut gzip or parquet file, a syntax error inside a JSON array).
+      UserError: the file cannot be opened, is empty, or is damaged in such a way that no row after the damage can be
+        recovered (a cut gzip or parquet file, a syntax error inside a JSON array).
     """
     try:
         with file.path.open("rb") as raw:

@@ -1,7 +1,7 @@
 """Which rows of a file make a record, and when their solutions are known.
 
 A format module may have GROUPING, a subclass of :class:`Grouping`; without one it has this class. The reader makes one
-object a record and knows nothing else of it.
+object per record and uses no other member.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Grouping:
     def __init__(self) -> None:
         self._question: str | None = None
 
-    def goes_on(self, row: Sequence[Solution]) -> bool:
-        """Whether a row belongs to the record that the rows before it made. Never asked about a record's first row."""
+    def continues(self, row: Sequence[Solution]) -> bool:
+        """Whether a row belongs to the record that the rows before it began. Not called for a record's first row."""
         return [solution.question for solution in row] == [self._question]
 
     def add(self, row: Sequence[Solution]) -> Sequence[Solution]:
@@ -34,6 +34,6 @@ class Grouping:
 class RowIsRecord(Grouping):
     """Every row is a record of its own."""
 
-    def goes_on(self, row: Sequence[Solution]) -> bool:
+    def continues(self, row: Sequence[Solution]) -> bool:
         del row
         return False

@@ -50,7 +50,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
         labels.append(None)
     cut = fields.cut_question(steps[0])
     if cut is None:
-        raise UserError("field 'input': no 'Step 1:' tells where the question ends")
+        raise UserError("field 'input': no 'Step 1:' after the question")
     return [Solution(cut[0], [cut[1], *steps[1:]], labels)]
 
 

@@ -5,8 +5,8 @@ a step is {"completions": [{"text", "rating", ...}, ...] or null, "human_complet
 "chosen_completion": index or null}.
 
 Expansion: the steps are walked with a prefix of the chosen texts. Each completion with a rating that is not the chosen
-one ends a trajectory of its own. The path goes on with the chosen completion; where none was chosen, with the human
-completion, which counts as positive; where there is none either, it stops. The path is a trajectory, too. Alternatives
+one ends its own trajectory. The path continues with the chosen completion; where none was chosen, with the human
+completion, which counts as positive; where there is none either, it ends. The path is a trajectory, too. Alternatives
 come in the order of the steps and the path comes last, which is depth-first order of the tree of prefixes.
 """
 
@@ -36,7 +36,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     its first completion is the error, the path then ends with that completion.
 
     Raises:
-      UserError: a field is missing or is not what the format says.
+      UserError: a field is missing or invalid.
     """
     question, label = fields.mapping(row, "question"), fields.mapping(row, "label")
     problem = fields.text(question, "problem")

@@ -23,7 +23,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     """The one trajectory of a row.
 
     Raises:
-      UserError: a field is missing or is not what the format says.
+      UserError: a field is missing or invalid.
     """
     question, steps = fields.text(row, "problem"), fields.texts(row, "steps")
     ratings = fields.items(row, "ratings")

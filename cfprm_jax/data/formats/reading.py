@@ -1,7 +1,7 @@
 """Corpus files of any format to a stream of trajectories, with the policy for malformed rows.
 
-Which rows are a record is the format's to tell (:mod:`cfprm_jax.data.formats.grouping`). One row at a time is in
-memory, or those of one record where a format puts solutions together from several.
+The format decides which rows are a record (:mod:`cfprm_jax.data.formats.grouping`). One row at a time is in memory, or
+those of one record where a format joins several rows into one solution.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read(
 
     Args:
       path: a file, a glob pattern, or a sequence of these: JSON lines or a JSON array, plain or .gz, or parquet.
-      data_format: a format's name, or "auto" to tell each file's by its rows.
+      data_format: a format's name, or "auto" to detect each file's by its rows.
       neutral: what a rating of 0 counts as: "positive", "negative", or "drop" (unlabelled; PRM800K alternatives that
         are neutral are left out).
       alternatives: PRM800K: completions that were not chosen end trajectories of their own.
@@ -83,7 +83,7 @@ def read(
 
     Returns:
       An iterator. Memory does not grow with the files. Consecutive trajectories of one record have equal `source`,
-      which is "file:line" of the record's first row, or what a stepwise row says.
+      which is "file:line" of the record's first row, or a stepwise row's own "source".
 
     Raises:
       UserError: no such file, an empty or damaged one, an unknown format, more malformed rows than allowed (the message
@@ -159,14 +159,14 @@ def _file(file: InputFile, data_format: str, reading: _Reading) -> Iterator[tupl
             module = module or _by_content(row.data)
             reading.report.files[file.name] = module.NAME
             solutions = reading.parse(row, module)
-            goes_on = record is not None and record.goes_on(solutions)
-            own = source if goes_on else f"{file.name}:{row.line}"
+            continues = record is not None and record.continues(solutions)
+            own = source if continues else f"{file.name}:{row.line}"
             # All of a row is checked before any of it is given away.
             trajectories = [_trajectory(solution, own) for solution in solutions]
         except UserError as error:
             reading.skip(file, row, str(error))
             continue
-        if record is None or not goes_on:
+        if record is None or not continues:
             yield from _finished(record, source, fraction)
             record = getattr(module, "GROUPING", Grouping)()
         whole = record.add(solutions)
@@ -201,7 +201,7 @@ def _by_content(row: dict[str, Any]) -> ModuleType:
     """The format of a row.
 
     Raises:
-      UserError: none; the message says what was found and what would have been expected.
+      UserError: no format matches; the message names what was found and what was expected.
     """
     for module in FORMATS:
         if module.matches(row):

@@ -56,8 +56,8 @@ class Prefixes(Grouping):
         super().__init__()
         self._run: dict[tuple[str, ...], Solution] = {}
 
-    def goes_on(self, row: Sequence[Solution]) -> bool:
-        return super().goes_on(row) and tuple(row[0].steps) not in self._run
+    def continues(self, row: Sequence[Solution]) -> bool:
+        return super().continues(row) and tuple(row[0].steps) not in self._run
 
     def add(self, row: Sequence[Solution]) -> Sequence[Solution]:
         super().add(row)

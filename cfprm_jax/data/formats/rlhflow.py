@@ -37,7 +37,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     """The one trajectory of a row.
 
     Raises:
-      UserError: the turns do not alternate, an answer is not + or -, or nothing tells where step 1 begins.
+      UserError: the turns do not alternate, an answer is not + or -, or the beginning of step 1 is not marked.
     """
     del options  # Nothing here is a rating or an alternative.
     turns = [_turn(turn, number) for number, turn in enumerate(fields.items(row, "conversations"), 1)]
@@ -79,7 +79,5 @@ def _cut(first: str) -> tuple[str, str]:
     start = max(first.rfind("\n\n"), 0)
     match = _QUESTION_MARK.search(first, start) or _SENTENCE_END.search(first, start)
     if match is None or match.end() == len(first):
-        raise UserError(
-            "field 'conversations': nothing in the first turn tells where the question ends and step 1 begins"
-        )
+        raise UserError("field 'conversations': the first turn has no mark between the question and step 1")
     return first[: match.end()].strip(), first[match.end() :]

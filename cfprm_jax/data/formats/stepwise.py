@@ -32,7 +32,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     """The one trajectory of a row.
 
     Raises:
-      UserError: a field is missing or is not what the format says.
+      UserError: a field is missing or invalid.
     """
     del options  # Nothing here is a rating or an alternative.
     return [

@@ -72,7 +72,7 @@ def _kind(head: bytes) -> str:
 
 
 def _open(raw: BinaryIO, head: bytes, name: str) -> tuple[Any, int, Iterator[Any]]:
-    """Schema, number of rows (0 where only reading tells) and record batches."""
+    """Schema, number of rows (0 where it is not known before reading) and record batches."""
     import pyarrow
     import pyarrow.parquet
 

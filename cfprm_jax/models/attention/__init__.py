@@ -4,8 +4,8 @@ The visibility rule is that of the row format (:mod:`cfprm_jax.data.packing`): w
 order, token i sees token j iff j <= i < subtree_end[j]. It is the causal mask, the isolation of packed samples and the
 sharing of prefixes at once. Padding has subtree_end[i] = i + 1 and sees itself, so no token is without a visible one.
 
-Every backend honours this rule, for rows of any length. A backend is chosen once, before anything is compiled, for the
-platform that it will be compiled for (:func:`resolve`): inside a traced function nobody knows that platform.
+Every backend honours this rule, for rows of any length. A backend is chosen once, before compilation, for the target
+platform (:func:`resolve`): inside a traced function that platform is unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def resolve(
     """The backend that --attention stands for on a platform.
 
     Args:
-      backend: what --attention says. "auto" is cudnn on a GPU in bfloat16, pallas on a TPU, and blockwise for the
+      backend: the value of --attention. "auto" is cudnn on a GPU in bfloat16, pallas on a TPU, and blockwise for the
         rest, or xla on a CPU where the heads are split unevenly.
       platform: of the devices that the computation is compiled for, which may not be this machine's.
       dtype: "bfloat16" or "float32", of the products.
@@ -41,7 +41,7 @@ def resolve(
       head_parts: devices that the heads are split over.
 
     Raises:
-      UserError: an unknown backend, or one that cannot compute this network there; the message says why.
+      UserError: an unknown backend, or one that does not support this network there, with the reason.
     """
     if backend not in ATTENTIONS:
         raise UserError(f"--attention: {backend!r} is not among: {', '.join(ATTENTIONS)}")

@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Int
 
 from cfprm_jax.models.attention.visibility import list_visible, pad_rows, visible_blocks
 
-# A step of the loops costs some tens of microseconds beside its arithmetic, which wants large blocks; how little of a
-# tree is computed in vain wants small ones.
+# Each loop step costs tens of microseconds beside its arithmetic, which favours large blocks; small ones skip more of a
+# tree's invisible pairs.
 _BLOCK = 128
 # Shorter rows are one block, of a multiple of this.
 _SMALL = 16

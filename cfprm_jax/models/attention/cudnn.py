@@ -1,7 +1,7 @@
 """cuDNN's flash attention for NVIDIA GPUs, with the tree rule as a mask.
 
 The mask is one bias of 0 or -2^41 in the type of the inputs, [rows, 1, length, length], that all heads and layers
-share: 8 MiB a row of 2,048 tokens in bfloat16. The kernel also knows that it is causal and skips the half above the
+share: 8 MiB a row of 2,048 tokens in bfloat16. The kernel is also marked causal and skips the half above the
 diagonal. Logits stay in the kernel, forward and backward.
 """
 

@@ -145,7 +145,7 @@ def _forward(
         return which[(r * blocks + i) * blocks + j]
 
     def key_place(r, h, *rest):
-        # Not h // group: the sign of a negative dividend is of no interest, and its lowering asks for a TPU at hand.
+        # Not h // group: the sign of a negative dividend is of no interest, and its lowering needs a TPU.
         return r, jax.lax.div(h, group), key_block(r, h, *rest), 0
 
     query_spec = pl.BlockSpec((1, 1, block, head_dim), lambda r, h, i, j, *_: (r, h, i, 0))
@@ -214,7 +214,7 @@ def _query_gradient(
         return which[(r * blocks + i) * blocks + j]
 
     def key_place(r, h, *rest):
-        # Not h // group: the sign of a negative dividend is of no interest, and its lowering asks for a TPU at hand.
+        # Not h // group: the sign of a negative dividend is of no interest, and its lowering needs a TPU.
         return r, jax.lax.div(h, group), key_block(r, h, *rest), 0
 
     query_spec = pl.BlockSpec((1, 1, block, head_dim), lambda r, h, i, j, *_: (r, h, i, 0))
@@ -308,7 +308,7 @@ def _key_gradients(
 
 
 def _cost(q: jax.Array, k: jax.Array, products: int) -> pl.CostEstimate:
-    """What XLA's scheduler is told: the causal half of so many products of queries with keys; trees need less."""
+    """Cost estimate for XLA's scheduler: the causal half of the products of queries with keys; trees need less."""
     rows, heads, length, head_dim = q.shape
     pairs = rows * heads * length * length // 2
     return pl.CostEstimate(
