@@ -26,7 +26,9 @@ MARKER = "<extra_0>"
 # Where Qwen2.5-Math-PRM keeps its marker. A stock Qwen2.5 tokenizer has the unused <|quad_end|> there.
 QWEN_MARKER_ID = 151651
 
-DATA_FORMATS = ("auto", "prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
+DATA_FORMATS = ("auto", "prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "math_aps", "ratings")
+ESTIMATES = ("labels", "hard", "soft", "relative", "self_denoised", "entropy", "value")
+AFTER_FIRST_ERROR = ("null", "negative", "keep")
 LOSSES = ("bce", "mse", "q_ranking")
 LABEL_WEIGHTS = ("trajectory", "node", "question")
 SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
@@ -200,6 +202,46 @@ def decode_escapes(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class EstimateConfig(Options):
+    """Step labels from counts of rollouts; see :mod:`cfprm_jax.data.estimates`."""
+
+    estimate: str = option(
+        "labels",
+        "Labels of stepwise rows with successes and rollouts: labels (those of the row), hard, soft, relative, "
+        "self_denoised, entropy, or value.",
+        choices=ESTIMATES,
+    )
+    after_first_error: str = option(
+        "null",
+        "Steps after the first one without a successful rollout: unlabelled, negative, or labelled by their own "
+        "counts. Does not apply to --estimate=labels.",
+        choices=AFTER_FIRST_ERROR,
+    )
+    unrolled: str = option(
+        "positive",
+        "--estimate=hard: label of a step without rollouts, before a step with a success.",
+        choices=("positive", "null"),
+    )
+    hard_threshold: int = option(1, "--estimate=hard: successes of a positive step.", lower=1, upper=MOST_COUNT)
+    relative_threshold: float = option(
+        0.8,
+        "--estimate=relative: a step is positive if its rate is this share of the previous one.",
+        lower=0.0,
+        upper=1e6,
+    )
+    entropy_eta: float = option(1.0, "--estimate=entropy: weight eta of the exponential mean.", lower=1e-6, upper=100.0)
+    denoise_window: int = option(
+        2, "--estimate=self_denoised: steps before the first error that get soft labels.", lower=0, upper=MOST_COUNT
+    )
+    denoise_floor: float = option(
+        0.0,
+        "--estimate=self_denoised: incorrect solutions of questions with at most this rate are omitted.",
+        lower=0.0,
+        upper=1.0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class ReadConfig(Options):
     """How corpora are read."""
 
@@ -215,6 +257,7 @@ class ReadConfig(Options):
     max_bad_rows: int = option(
         0, "Malformed rows that are skipped, counted and listed before the run stops.", lower=0, upper=10**6
     )
+    estimates: EstimateConfig = dataclasses.field(default_factory=EstimateConfig)
 
 
 @dataclasses.dataclass(frozen=True)

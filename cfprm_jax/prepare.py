@@ -114,7 +114,11 @@ class _Pass:
         """Write the whole input at this granularity."""
         windows, separator = config.windows, config.encoding.separator
         progress = ProgressLine(f"C={self.granularity}")
-        for trajectory in formats.read(config.files.input, **dataclasses.asdict(config.read), report=self.reading):
+        read = config.read
+        options = (read.data_format, read.neutral, read.alternatives, read.max_bad_rows)
+        for trajectory in formats.read(
+            config.files.input, *options, report=self.reading, estimates=config.read.estimates
+        ):
             self.read.add(trajectory)
             progress.show(lambda: _read_so_far(self.reading, progress), self.reading.fraction)
             if self.exclusion.takes(trajectory):
@@ -274,6 +278,8 @@ def _announce(config: PrepareConfig, test_questions: int) -> None:
     print(f"prepare: {', '.join(file.name for file in inputs)} ({size:.1f} MB) -> {config.files.output}")
     print(f"  format {read.data_format}, neutral ratings {read.neutral}, {alternatives}, ", end="")
     print(f"at most {read.max_bad_rows} malformed rows")
+    if read.estimates.estimate != "labels":
+        print(f"  estimate {read.estimates.estimate}, after the first error: {read.estimates.after_first_error}")
     print(f"  granularities {', '.join(map(str, windows.stages))}; ", end="")
     print(f"window tail {windows.window_tail}, stride {windows.window_stride}")
     print(f"  token statistics: {config.files.tokenizer or 'none (give --tokenizer)'}", flush=True)

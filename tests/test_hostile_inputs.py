@@ -33,7 +33,7 @@ from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules
 
 INPUTS = pathlib.Path(__file__).parent / "data" / "inputs"
-CORPORA = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
+CORPORA = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "math_aps", "ratings")
 COMMANDS = {
     "prepare": prepare.PrepareConfig,
     "train": TrainConfig,

@@ -217,11 +217,13 @@ def _identity(
     cache: pathlib.Path,
 ) -> dict[str, Any]:
     """All that the tokens depend on, each part under the name of its option."""
+    reading = dataclasses.asdict(read)
     vocabulary = tokenizer.backend_tokenizer.to_str() + json.dumps(tokenizer.chat_template, sort_keys=True)
     return {
         "corpus_format": FORMAT,
         **{CONTENT.format(number): digest for number, digest in enumerate(_digests(files, cache), 1)},
-        **dataclasses.asdict(read),
+        **reading.pop("estimates"),
+        **reading,
         "granularities_tokenised": sorted(map(str, granularities.stages)),
         "window_tail": granularities.window_tail,
         "window_stride": granularities.window_stride,

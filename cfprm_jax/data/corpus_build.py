@@ -194,7 +194,7 @@ def build(
 
 def _read(paths: Paths, read: ReadConfig, report: ReadReport) -> Iterator[Trajectory]:
     return read_trajectories(
-        paths, read.data_format, read.neutral, read.alternatives, read.max_bad_rows, bad_rows=None, report=report
+        paths, read.data_format, read.neutral, read.alternatives, read.max_bad_rows, None, report, read.estimates
     )
 
 

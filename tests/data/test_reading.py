@@ -45,7 +45,7 @@ class _Steps(Grouping):
 
 
 SINGLE_STEPS.GROUPING = _Steps
-NAMES = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "ratings")
+NAMES = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "math_aps", "ratings")
 
 
 def stepwise(question: str, *labels) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cfprm_jax.config import Granularity
+from cfprm_jax.config import EstimateConfig, Granularity
 from cfprm_jax.errors import UserError
 
 Label = float | None
@@ -39,11 +39,13 @@ class ParseOptions:
     Attributes:
       neutral: "positive", "negative" or "drop": what a rating of 0 counts as.
       alternatives: completions that were not chosen end trajectories of their own.
+      estimates: how counts of rollouts become labels.
       leave_out: called with a reason each time a rule leaves out something that the row holds.
     """
 
     neutral: str = "positive"
     alternatives: bool = True
+    estimates: EstimateConfig = dataclasses.field(default_factory=EstimateConfig)
     leave_out: Callable[[str], object] = lambda reason: None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cfprm_jax.config import DATA_FORMATS
+from cfprm_jax.config import DATA_FORMATS, EstimateConfig
 from cfprm_jax.data.formats import files
 from cfprm_jax.data.formats.fields import ParseOptions, Solution
 from cfprm_jax.data.formats.files import InputFile, Paths, Row
@@ -68,6 +68,7 @@ def read(
     max_bad_rows: int = 0,
     bad_rows: list[BadRow] | None = None,
     report: ReadReport | None = None,
+    estimates: EstimateConfig | None = None,
 ) -> Iterator[Trajectory]:
     """The trajectories of one or more corpus files, in the order of the files and rows.
 
@@ -80,6 +81,7 @@ def read(
       max_bad_rows: malformed rows, over all files, that are skipped before the reading stops.
       bad_rows: a list to which every skipped row is appended.
       report: counts to fill while reading.
+      estimates: how counts of rollouts become labels; by default a row's own labels are taken.
 
     Returns:
       An iterator. Memory does not grow with the files. Consecutive trajectories of one record have equal `source`,
@@ -94,7 +96,8 @@ def read(
     if neutral not in ("positive", "negative", "drop"):
         raise UserError(f"neutral {neutral!r} is not among: positive, negative, drop")
     report = ReadReport() if report is None else report
-    reading = _Reading(report, neutral, alternatives, max_bad_rows, bad_rows)
+    options = (neutral, alternatives, estimates or EstimateConfig())
+    reading = _Reading(report, *options, max_bad_rows, bad_rows)
     return _read(files.expand(path), data_format, reading)
 
 
@@ -110,13 +113,16 @@ class _Reading:
     report: ReadReport
     neutral: str
     alternatives: bool
+    estimates: EstimateConfig
     max_bad_rows: int
     listener: list[BadRow] | None
 
     def parse(self, row: Row, module: ModuleType) -> list[Solution]:
         """The solutions of a row; what rules left out of it counts only if the row is sound."""
         left_out: list[str] = []
-        solutions = module.parse(row.data, ParseOptions(self.neutral, self.alternatives, left_out.append))
+        solutions = module.parse(
+            row.data, ParseOptions(self.neutral, self.alternatives, self.estimates, left_out.append)
+        )
         self.report.left_out.update(left_out)
         return solutions
 
