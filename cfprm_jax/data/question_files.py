@@ -57,14 +57,14 @@ def read_question_files(paths: Paths) -> list[QuestionRow]:
             source = f"{file.name}:{row.line}"
             if row.data is None:
                 raise UserError(f"{source}: {row.reason}")
-            question = _parse(row.data, source, f"{file.path.name.partition('.')[0]}/{number}")
+            question = parse_row(row.data, source, f"{file.path.name.partition('.')[0]}/{number}")
             if question.name in found:
                 raise UserError(f'{source}: "id" {question.id!r} was already that of {found[question.name].source}')
             found[question.name] = question
     return list(found.values())
 
 
-def _parse(row: dict[str, Any], source: str, place: str) -> QuestionRow:
+def parse_row(row: dict[str, Any], source: str, place: str) -> QuestionRow:
     rest = dict(row)
     rest.pop("candidates", None)
     field = "question" if "question" in row else "problem"

@@ -56,6 +56,7 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
       UserError: what is not axis=number, an unknown or repeated axis, more than one -1, or a product that is not the
         number of devices.
     """
+    text = " ".join(text.split())  # an error is one line
     sizes: dict[str, int] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, _, number = part.partition("=")
