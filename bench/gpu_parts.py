@@ -20,19 +20,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gpu_options import CheckConfig
+from networks import build, random_state
 
 from cfprm_jax import losses
-from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
+from cfprm_jax.config import DeviceConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import attention, parameters, prm
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.planning.shapes import known_backbone
+from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import devices
 from cfprm_jax.sharding import rules
-from cfprm_jax.training import flops, program, step
+from cfprm_jax.training import flops, step
 from cfprm_jax.training.program import Program
-from cfprm_jax.training.step import TrainState
 
 Report = Callable[[dict[str, Any]], None]
 """Records the result of a part so far; the last call counts."""
@@ -214,21 +215,11 @@ def leaks(network: PRMConfig, params: Any, batch: PackedBatch, device: jax.Devic
 
 def built_for(config: CheckConfig, backbone: BackboneConfig, device: jax.Device) -> Program:
     """The program of a run on one device, as train builds it."""
-    mesh = rules.make_mesh(DeviceConfig(mesh="data=1"), [device])
-    backend = rules.attention_backend("auto", mesh, backbone, "bfloat16")
-    network = PRMConfig(backbone, dtype="bfloat16", attention=backend, remat="layer")
-    options = OptimizerConfig(optimizer=config.optimizer)
-    return program.build(network, LossConfig(), options, 1000, mesh, deterministic=config.deterministic)
-
-
-def fresh_state(built: Program) -> TrainState:
-    """Random weights and an empty optimizer, in one program: no float32 copy of everything."""
-
-    def make(key: jax.Array) -> TrainState:
-        params, opt_state = built.tx.init(parameters.init_params(built.network, key))
-        return TrainState(params, opt_state, jnp.zeros((), jnp.int32))
-
-    return jax.block_until_ready(jax.jit(make, out_shardings=built.state_shardings)(jax.random.key(0)))
+    options = TrainConfig(
+        model=ModelConfig(dtype="bfloat16", remat="layer", deterministic=config.deterministic),
+        optimizer=OptimizerConfig(optimizer=config.optimizer),
+    )
+    return build(options, backbone, rules.make_mesh(DeviceConfig(mesh="data=1"), [device]))
 
 
 def timed(config: CheckConfig, advance: Callable[[], Any]) -> dict[str, Any]:
@@ -263,7 +254,7 @@ def measure(config: CheckConfig, name: str, report: Report) -> None:
         "parameters": parameters.count(network),
         **where_it_ran(device),
     }
-    state = fresh_state(built)
+    state = random_state(built)
 
     def figures(advance: Callable[[], Any], work: float) -> dict[str, Any]:
         out = timed(config, advance)
@@ -295,7 +286,7 @@ def repeat(config: CheckConfig, report: Report) -> None:
     batch = rules.put_batch(make_batch(config.rows, config.length, backbone.vocab_size), built.batch_shardings)
     digests = []
     for _ in range(2):
-        state = fresh_state(built)
+        state = random_state(built)
         for _ in range(3):
             state, metrics = built.train_step(state, batch)
         digest = hashlib.sha256()

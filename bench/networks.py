@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 
-from cfprm_jax.config import LossConfig, OptimizerConfig
-from cfprm_jax.models import parameters
-from cfprm_jax.models.config import BackboneConfig, PRMConfig
-from cfprm_jax.training import program, step
+from cfprm_jax.models.config import BackboneConfig
+from cfprm_jax.run import assembly
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.training import initial_state
+from cfprm_jax.training.program import Program
+from cfprm_jax.training.step import TrainState
 
 
 def small_backbone(vocab_size: int, width: int, layers: int) -> BackboneConfig:
@@ -18,10 +18,12 @@ def small_backbone(vocab_size: int, width: int, layers: int) -> BackboneConfig:
     return BackboneConfig(-(-vocab_size // 128) * 128, width, 4 * width, layers, heads, max(heads // 2, 1), 64)
 
 
-def fresh(
-    network: PRMConfig, loss: LossConfig, options: OptimizerConfig, mesh: jax.sharding.Mesh, seed: int = 0
-) -> tuple[program.Program, step.TrainState]:
-    """The train step as the train command puts it together, and its first state."""
-    built = program.build(network, loss, options, 1000, mesh)
-    make = jax.jit(functools.partial(parameters.init_params, network), out_shardings=built.param_shardings)
-    return built, built.init_state(make(jax.random.key(seed)))
+def build(config: TrainConfig, backbone: BackboneConfig, mesh: jax.sharding.Mesh) -> Program:
+    """The program of train for a backbone of this shape."""
+    network = assembly.define_network(config, backbone, mesh)
+    return assembly.build_program(config, network, 1000, mesh)
+
+
+def random_state(built: Program, seed: int = 0) -> TrainState:
+    """The state of train before its first step, with random weights."""
+    return jax.block_until_ready(initial_state.random_program(built)(jax.random.key(seed)))

@@ -1,11 +1,10 @@
 """python bench/profile_step.py --output=FILE.json: where a train step's time goes, and how far from the peak it is.
 
-Five tables. The machine: a plain matrix product and a plain pass over memory, in this run. The step: its time beside
-what the model needs (training.flops), what XLA counts as computed and moved, and their shares of the machine's peak.
+Four tables. The machine: a plain matrix product and a plain pass over memory, in this run. The step: its time beside
+what the model needs (training.flops) and what XLA counts as computed and moved, and what these are of the machine's.
 Its parts: each compiled alone, then the same step traced by JAX's profiler and its operations summed by what they do.
-With --before, the step without each of the things that made it faster, in turn with the present one. The host:
-microseconds a step of making a batch, sending it, starting the step and reporting it, each alone, and then as the
-training loop runs them, beside the step: what is left of them when they run at the same time.
+The host: microseconds a step of making a batch, sending it, starting the step and reporting it, each alone, and then as
+the training loop runs them, beside the step: what is left of them when they run at the same time.
 
 --model=DIRECTORY takes the shape (config.json) and the tokenizer from there, with random weights; without it the shape
 is --hidden and --layers and the tokenizer the quickstart's. --train_data are any corpora; without them one is made.
@@ -33,7 +32,6 @@ from common import (
     take_turns,
     write_json,
 )
-from earlier_steps import EARLIER
 from profile_run import ProfileConfig, Run
 from traces import seconds_by_kind
 
@@ -98,24 +96,6 @@ def parts_of(run: Run, placed: PackedBatch) -> dict[str, Callable[[], Any]]:
         "clipping and optimizer": optimize,
         "whole step": lambda: run.step(placed),
     }
-
-
-def time_before(run: Run, placed: PackedBatch, rounds: int) -> dict[str, list[float]]:
-    """Seconds of the step as it is and without each of the things that made it faster, in turn."""
-    calls: dict[str, Callable[[], Any]] = {"as it is": lambda: run.step(placed)}
-    calls.update({name: run.step_without(earlier, placed) for name, earlier in EARLIER.items()})
-    for call in calls.values():
-        jax.block_until_ready(call())
-    turns = take_turns({name: functools.partial(seconds_of, call) for name, call in calls.items()}, rounds)
-    now = statistics.median(turns["as it is"])
-    for name, values in turns.items():
-        median = statistics.median(values)
-        print(
-            f"before      {name:<38}{1e3 * median:>10.2f} ms  ({median / now:.2f} times)  "
-            f"{1e3 * min(values):.2f} to {1e3 * max(values):.2f}",
-            flush=True,
-        )
-    return turns
 
 
 def host_alone(run: Run, log: MetricLog, progress: Progress) -> dict[str, float]:
@@ -255,7 +235,6 @@ def main(config: ProfileConfig) -> int:
             f"part        {'the rest of the network':<38}{1e3 * rest:>10.2f} ms  ({rest / whole:>4.0%})  by difference"
         )
 
-        before = time_before(run, placed, config.shape.rounds) if config.shape.before else {}
         text = run.built.train_step.lower(run.state, placed).compile().as_text()  # type: ignore[attr-defined]
         traced = seconds_by_kind(lambda: jax.block_until_ready(run.step(placed)), config.shape.rounds, text)
         total = sum(traced.values())
@@ -281,7 +260,6 @@ def main(config: ProfileConfig) -> int:
         batch={"shape": [rows, length], "tokens": tokens, "expanded": chosen.tokens_expanded},
         step=step_figures,
         parts=turns,
-        before=before,
         traced=traced,
         host_alone_us=alone,
         host_loop_us=loop,

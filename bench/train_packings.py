@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import transformers
 from common import select_devices, take_turns, write_json
-from networks import fresh, small_backbone
+from networks import build, random_state, small_backbone
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
@@ -30,7 +30,7 @@ from cfprm_jax.config import (
     EncodingConfig,
     GranularityConfig,
     LossConfig,
-    OptimizerConfig,
+    ModelConfig,
     Options,
     PackingConfig,
     ReadConfig,
@@ -41,7 +41,7 @@ from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import Encoded, load_tokenizer
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import fit_shapes
-from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program, step
@@ -99,12 +99,11 @@ def lay_out(
 
 
 def make_step(config: BenchConfig, vocab_size: int) -> tuple[program.Program, step.TrainState]:
-    """The train step as the train command puts it together, and its first state."""
-    backbone = small_backbone(vocab_size, config.width, config.layers)
+    """The train step as the train command builds it, and its first state."""
     mesh = rules.make_mesh(DeviceConfig(), select_devices("auto")[:1])
-    backend = rules.attention_backend("auto", mesh, backbone, "float32")
-    network = PRMConfig(backbone, dtype="float32", attention=backend)
-    return fresh(network, config.loss, OptimizerConfig(), mesh, config.seed)
+    options = TrainConfig(model=ModelConfig(dtype="float32", remat="none"), loss=config.loss, encoding=config.encoding)
+    built = build(options, small_backbone(vocab_size, config.width, config.layers), mesh)
+    return built, random_state(built, config.seed)
 
 
 def main(config: BenchConfig) -> int:

@@ -39,24 +39,23 @@ from cfprm_jax import flags, losses
 from cfprm_jax.config import (
     PACKINGS,
     DeviceConfig,
-    EncodingConfig,
-    GranularityConfig,
+    EvalConfig,
     LossConfig,
+    ModelConfig,
     OptimizerConfig,
     Options,
     PackingConfig,
-    ReadConfig,
+    RunConfig,
     option,
 )
-from cfprm_jax.data.corpus import Corpus, open_corpus
-from cfprm_jax.data.encoding import Encoded, load_tokenizer
-from cfprm_jax.data.loader import Loader
+from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import PackedBatch, pack
 from cfprm_jax.data.row_shapes import RowShapes
-from cfprm_jax.huggingface import loading
 from cfprm_jax.models import prm
 from cfprm_jax.models.attention import attention
-from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.run import inputs
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.setup import Setup, setup
 from cfprm_jax.runtime import caches, config_files
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program, step
@@ -91,41 +90,48 @@ class BenchConfig(Options):
     output: str = option("", "JSON file for the figures; empty writes none.")
 
 
+# Kept over the sides, so that a program is compiled once.
+_build = functools.lru_cache(maxsize=32)(program.build)
+
+
 @dataclasses.dataclass
 class Model:
-    """A network in training; the state moves on with every step that is timed."""
+    """A network in training; every timed step updates its state.
+
+    Attributes:
+      config: options that all sides share.
+      state: of the run, on the mesh.
+    """
 
     name: str
-    network: PRMConfig
-    corpus: Corpus
+    config: TrainConfig
     mesh: jax.sharding.Mesh
-    loss: LossConfig
     state: step.TrainState
 
     @classmethod
     def open(cls, directory: pathlib.Path, cache: str, dtype: str) -> Model:
-        tokenizer = load_tokenizer(directory / "model")
-        corpus = open_corpus(
-            [str(directory / "train.jsonl")], ReadConfig(), GranularityConfig(), EncodingConfig(), tokenizer, cache
+        config = TrainConfig(
+            train_data=(str(directory / "train.jsonl"),),
+            model=ModelConfig(model=str(directory / "model"), dtype=dtype, remat="none"),
+            loss=LossConfig(loss="bce"),
+            eval=EvalConfig(eval_fraction=0.0),
+            run=RunConfig(data_cache_dir=cache),
         )
         mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
-        backbone, _ = loading.read_config(directory / "model")
-        backend = rules.attention_backend("auto", mesh, backbone, dtype)
-        network = PRMConfig(backbone, dtype=dtype, attention=backend, remat="none")
-        model = cls(directory.name, network, corpus, mesh, LossConfig(loss="bce"), None)  # type: ignore[arg-type]
-        built = model.program(1)
-        params, _ = loading.load_params(
-            directory / "model", network, shardings=built.param_shardings, dtype=jnp.float32, head_key=jax.random.key(0)
-        )
-        model.state = built.init_state(params)
+        model = cls(directory.name, config, mesh, None)  # type: ignore[arg-type]
+        model.state, _ = model.setup(config.packing).create_state()
         return model
 
-    @functools.cache  # noqa: B019 - main clears it
-    def program(self, parts: int) -> program.Program:
-        return program.build(self.network, self.loss, OptimizerConfig(accumulation=parts), 1000, self.mesh)
-
-    def __hash__(self) -> int:
-        return id(self)
+    def setup(self, packing: PackingConfig, accumulation: int = 1, seed: int = 0) -> Setup:
+        """The run of train with this packing."""
+        config = dataclasses.replace(
+            self.config,
+            packing=packing,
+            optimizer=OptimizerConfig(accumulation=accumulation),
+            run=dataclasses.replace(self.config.run, seed=seed),
+        )
+        sources = inputs.materialise(config, pathlib.Path(config.run.data_cache_dir))
+        return setup(config, self.mesh, sources, build=_build)
 
 
 class Ours:
@@ -134,17 +140,14 @@ class Ours:
     def __init__(self, model: Model, config: BenchConfig, packing: str, batch_size: int) -> None:
         self.model, self.packing, self.batch_size = model, packing, batch_size
         trajectories = config.tree_trajectories if packing == "tree" else config.other_trajectories
-        reader = model.corpus[model.corpus.granularities[0]]
-        mean = float(np.mean([len(reader[i].tokens) for i in range(0, len(reader), 16)]))
-        self.parts = 1 if packing == "tree" else max(1, round(batch_size * mean / config.tokens_a_part))
-        self.loader = Loader(
-            model.corpus,
-            GranularityConfig(),
-            PackingConfig(packing=packing, batch_size=batch_size, record_chunk=0),
-            EncodingConfig(),
-            config.seed,
-            self.parts,
-        )
+        options = PackingConfig(packing=packing, batch_size=batch_size, record_chunk=0)
+        made = model.setup(options, seed=config.seed)
+        (counts,) = made.data.report["granularities"].values()
+        mean = counts["tokens_expanded"] / counts["trajectories"]
+        parts = 1 if packing == "tree" else max(1, round(batch_size * mean / config.tokens_a_part))
+        self.accumulation = parts
+        self.setup = made if parts == 1 else model.setup(options, parts, config.seed)
+        self.loader, self.network = self.setup.data.loader, self.setup.network.config
         # The last batch of a pass holds what remains.
         whole = self.loader.num_steps - 1
         count = min(whole, -(-trajectories // batch_size))
@@ -158,7 +161,7 @@ class Ours:
         self.expanded = round(np.mean([batch.tokens_expanded for batch in batches]))
         self.slots = round(np.mean([batch.packed.tokens.size for batch in batches]))
         work = [
-            train_flops(self.model.network, one.tokens_computed, visible_pairs(one.packed, one.tokens_computed))
+            train_flops(self.network, one.tokens_computed, visible_pairs(one.packed, one.tokens_computed))
             for one in batches
         ]
         self.flops = float(np.mean(work))
@@ -170,7 +173,7 @@ class Ours:
         jax.block_until_ready(self.model.state)
 
     def run(self, packed: PackedBatch) -> dict[str, jax.Array]:
-        built = self.model.program(self.parts)
+        built = self.setup.program
         placed = rules.put_batch(packed, built.batch_shardings)
         self.model.state, metrics = built.train_step(self.model.state, placed)
         return metrics
@@ -213,7 +216,7 @@ def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path
         encoded.append(
             Encoded(np.array(ids, np.int32), places.astype(np.int32), np.array(labels, np.float32)[places], 0)
         )
-    built = model.program(1)
+    built = model.setup(PackingConfig()).program
     most = max(len(one.step_positions) for one in encoded)
     found = {"peer": theirs["loss"]}
     for packing in PACKINGS:
@@ -228,12 +231,11 @@ def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path
 
 def parts(side: Ours) -> dict[str, Any]:
     """Where the time of a step goes, on one batch of the middle size."""
-    model, built = side.model, side.model.program(1)
-    net = model.network
+    model, built, net = side.model, side.setup.program, side.network
     batches = sorted((side.loader.batch(k) for k in side.steps), key=lambda batch: batch.packed.tokens.size)
     chosen = batches[len(batches) // 2]
     placed = rules.put_batch(chosen.packed, built.batch_shardings)
-    loss = losses.loss_function(model.loss)
+    loss = losses.loss_function(model.config.loss)
     forward = functools.partial(prm.apply, net, constrain=rules.constrain_activations(model.mesh))
 
     def objective(params: Any, batch: PackedBatch) -> jax.Array:
@@ -307,7 +309,7 @@ def measure(config: BenchConfig, model: Model, directory: pathlib.Path, batch_si
         if name in sides:
             side = sides[name]
             row |= {"tokens_computed": side.computed, "tokens_expanded": side.expanded, "slots": side.slots}
-            row |= {"shapes": side.shapes, "accumulation": side.parts}
+            row |= {"shapes": side.shapes, "accumulation": side.accumulation}
             line += f" {side.computed:>8} {side.slots:>8}  {' '.join(side.shapes[:6])}"
         print(line, flush=True)
         rows.append(row)
@@ -348,7 +350,7 @@ def main(config: BenchConfig) -> int:
             for size in config.batch_sizes:
                 results = [*results, measure(config, model, directory, int(size))]
             del model
-            Model.program.cache_clear()
+            _build.cache_clear()
             gc.collect()
     write_json(config.output, devices=found, config=config_files.as_dict(config), results=results)
     return 0

@@ -44,7 +44,7 @@ from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.report import best_of_n as best_of_n_report
 from cfprm_jax.run import directory as run_directory
 from cfprm_jax.run import evaluation, inputs, loop, validate
-from cfprm_jax.run.inputs import Network, Say, Sources
+from cfprm_jax.run.inputs import LogLine, Network, Sources
 from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.setup import Adapted, Setup, setup
@@ -79,7 +79,7 @@ def main(config: TrainConfig, asked: StopSignal | None = None) -> int:
 def run(config: TrainConfig, processes: Processes, asked: StopSignal) -> int:
     """One process's part of a run. The first prints and writes; the others compute."""
     started = time.monotonic()
-    say: Say = functools.partial(print, flush=True) if processes.first else lambda _: None
+    say: LogLine = functools.partial(print, flush=True) if processes.first else lambda _: None
     output_dir = pathlib.Path(
         processes.share(lambda: str(run_directory.check(config.run.output_dir, config.run.resume)))
     )
@@ -97,7 +97,7 @@ def run_on(
     output_dir: pathlib.Path,
     processes: Processes,
     asked: StopSignal,
-    say: Say,
+    say: LogLine,
     started: float,
 ) -> int:
     """The part of a run that needs devices."""
@@ -105,10 +105,10 @@ def run_on(
     with processes.one_after_the_first():  # it writes, and the others find it there
         sources = inputs.materialise(config, output_dir)
         candidates = inputs.open_candidates(sources.candidates, config.eval.bon_n) if sources.candidates else []
-    config = inputs.go_on_from_prm(config, sources, say)
+    config = inputs.adopt_prm_options(config, sources, say)
     # Where it runs is no part of a run, which may go on anywhere.
     kept = dataclasses.replace(config, distributed=DistributedConfig())
-    made = setup(config, mesh, sources, say=say, turns=processes.one_after_the_first)
+    made = setup(config, mesh, sources, log=say, turns=processes.one_after_the_first)
     network, data, num_steps, built, adapted = made.network, made.data, made.num_steps, made.program, made.adapted
     own = fingerprint(config, data.loader, num_steps, adapted, model_content(sources, network.raw))
     # Another mesh or another time to evaluate in one process would leave the others waiting for it.
@@ -191,8 +191,8 @@ def write_description(config: TrainConfig, output_dir: pathlib.Path, made: Setup
     )
 
 
-def say_if(note: str, say: Say) -> None:
-    """Say a note if there is one."""
+def say_if(note: str, say: LogLine) -> None:
+    """LogLine a note if there is one."""
     if note:
         say(note)
 
@@ -237,7 +237,7 @@ def best_of_n(
     output_dir: pathlib.Path,
     step: int,
     mesh: Mesh,
-    say: Say,
+    say: LogLine,
     writes: bool,
 ) -> None:
     """Score the candidates with the last checkpoint, as score would, and write and show what bon makes of them."""

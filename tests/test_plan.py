@@ -17,15 +17,16 @@ from cfprm_jax.config import PackingConfig
 from cfprm_jax.data import row_shapes
 from cfprm_jax.data.partition import separate_forest
 from cfprm_jax.errors import UserError
-from cfprm_jax.planning import ahead, start
+from cfprm_jax.planning import ahead, request, start
 from cfprm_jax.planning.accelerators import GIB
+from cfprm_jax.planning.options import PlanConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAPER = ROOT / "configs/paper"
 
 
-def parse(*arguments: str) -> plan.PlanConfig:
-    return flags.parse(plan.PlanConfig, ["plan", *arguments])
+def parse(*arguments: str) -> PlanConfig:
+    return flags.parse(PlanConfig, ["plan", *arguments])
 
 
 def has(*names: str) -> bool:
@@ -45,15 +46,17 @@ needs_gpu_compiler = pytest.mark.skipif(
 
 @pytest.mark.parametrize("path", sorted(PAPER.glob("*.flags")), ids=lambda p: p.stem)
 def test_reads_the_papers_flag_files(path: pathlib.Path) -> None:
-    job = plan.make_job(parse(f"--flagfile={path}", *(["--model=Qwen2.5-7B"] if path.stem == "base" else [])))
-    assert (job.backbone.hidden_size, job.backbone.num_hidden_layers) == (3584, 28)
-    assert (job.rows, job.length, job.trajectories) == (9, 2560, 32)  # what 11 rows of 2,048 hold
-    assert (job.dtype, job.optimizer.optimizer) == ("bfloat16", "adamw_compact")
+    planned = request.planned_step(
+        parse(f"--flagfile={path}", *(["--model=Qwen2.5-7B"] if path.stem == "base" else []))
+    )
+    assert (planned.backbone.hidden_size, planned.backbone.num_hidden_layers) == (3584, 28)
+    assert (planned.rows, planned.length, planned.trajectories) == (9, 2560, 32)  # what 11 rows of 2,048 hold
+    assert (planned.config.model.dtype, planned.config.optimizer.optimizer) == ("bfloat16", "adamw_compact")
 
 
 def shape(*arguments: str) -> tuple[int, int]:
-    job = plan.make_job(parse("--model=Qwen2.5-7B", "--batch_size=32", *arguments))
-    return job.rows, job.length
+    planned = request.planned_step(parse("--model=Qwen2.5-7B", "--batch_size=32", *arguments))
+    return planned.rows, planned.length
 
 
 def test_the_longest_rows_that_a_run_may_use_are_planned() -> None:
@@ -69,50 +72,50 @@ def test_the_longest_rows_that_a_run_may_use_are_planned() -> None:
         assert shape(f"--packing={packing}")[1] == fitted.longest
 
 
-def test_what_is_said_of_the_rows() -> None:
-    def said(*arguments: str) -> str:
+def test_the_description_of_the_rows() -> None:
+    def described(*arguments: str) -> str:
         config = parse("--model=Qwen2.5-7B", "--batch_size=32", *arguments)
-        return plan.describe_rows(config, plan.make_job(config))
+        return request.describe_rows(config, request.planned_step(config))
 
-    text = said()
+    text = described()
     assert text.startswith(
         "for --batch_size=32 solutions that fill 682 tokens each, of the longest that --packing=tree"
     )
     assert "--rows and --row_length plan others, up to 32 x 6144" in text
-    assert said("--rows=5").startswith("as --rows says")
-    assert "of --row_length;" in said("--row_length=2048")
-    assert said("--packing=none").startswith("one for each of --batch_size=32 solutions") and ";" not in said(
+    assert described("--rows=5").startswith("--rows, of the longest")
+    assert "of --row_length;" in described("--row_length=2048")
+    assert described("--packing=none").startswith("one for each of --batch_size=32 solutions") and ";" not in described(
         "--packing=none"
     )
 
 
 def test_rows() -> None:
     base = ["--model=Qwen2.5-7B", "--batch_size=32"]
-    assert plan.make_job(parse(*base, "--rows=5", "--row_length=4096")).rows == 5
-    assert plan.make_job(parse(*base, "--num_devices=16")).rows == 16
-    assert plan.make_job(parse(*base, "--num_devices=8", "--mesh=data=1,fsdp=4,tensor=2")).rows == 4
-    assert plan.make_job(parse(*base, "--rows=5", "--accumulation=2")).rows == 6
+    assert request.planned_step(parse(*base, "--rows=5", "--row_length=4096")).rows == 5
+    assert request.planned_step(parse(*base, "--num_devices=16")).rows == 16
+    assert request.planned_step(parse(*base, "--num_devices=8", "--mesh=data=1,fsdp=4,tensor=2")).rows == 4
+    assert request.planned_step(parse(*base, "--rows=5", "--accumulation=2")).rows == 6
 
 
 def test_the_shape_of_the_model(tmp_path: pathlib.Path) -> None:
     raw = {"model_type": "qwen2", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
     raw |= {"num_hidden_layers": 3, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert plan.find_backbone(str(tmp_path), "").num_hidden_layers == 3
-    assert plan.find_backbone("anything", str(tmp_path / "config.json")).num_hidden_layers == 3
-    assert plan.find_backbone("models/Qwen2.5-14B", "").num_hidden_layers == 48
+    assert request.find_backbone(str(tmp_path), "").num_hidden_layers == 3
+    assert request.find_backbone("anything", str(tmp_path / "config.json")).num_hidden_layers == 3
+    assert request.find_backbone("models/Qwen2.5-14B", "").num_hidden_layers == 48
     with pytest.raises(UserError, match=r"--model=other is no directory .* --model_config=FILE"):
-        plan.find_backbone("other", "")
+        request.find_backbone("other", "")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="not readable as JSON"):
-        plan.find_backbone("x", str(tmp_path / "config.json"))
+        request.find_backbone("x", str(tmp_path / "config.json"))
 
 
 def test_a_mesh_that_does_not_fit_the_devices_is_refused() -> None:
     with pytest.raises(UserError, match=r"--mesh=.*3 devices, and there are 8"):
-        plan.make_job(parse("--model=Qwen2.5-7B", "--num_devices=8", "--mesh=data=3"))
+        request.planned_step(parse("--model=Qwen2.5-7B", "--num_devices=8", "--mesh=data=3"))
     with pytest.raises(UserError, match="max_position_embeddings=4096"):
-        plan.make_job(parse("--model=Qwen2.5-Math-7B", "--max_length=8192"))
+        request.planned_step(parse("--model=Qwen2.5-Math-7B", "--max_length=8192"))
 
 
 @pytest.fixture
@@ -120,7 +123,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch):
     """A compiler whose steps take 60 GiB, or what a test says."""
 
     def install(total: float, refused: str = "", at_start: float = 1.0) -> None:
-        def compile_step(job, accelerator):
+        def compile_step(planned, accelerator):
             memory = ahead.Memory(GIB, GIB, GIB, 8, GIB, round(total * GIB) - 4 * GIB - 8, round(total * GIB))
             return ahead.Compiled(
                 "cudnn", "NVIDIA H100 80GB HBM3", {"data": 1}, 7, memory, refused, (1.0, 2.0), 3, 3, {}, {}, 1e15, 16384
@@ -128,7 +131,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(ahead, "compile_step", compile_step)
         begun = start.Start(round(at_start * GIB), "loading backbone.embedding")
-        monkeypatch.setattr(start, "compile_start", lambda job, accelerator: begun)
+        monkeypatch.setattr(start, "compile_start", lambda planned, accelerator: begun)
 
     return install
 

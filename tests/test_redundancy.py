@@ -35,7 +35,7 @@ from cfprm_jax.losses import bce, loss_function
 from cfprm_jax.models import prm
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params
-from cfprm_jax.run import inputs, model_card, warm_start
+from cfprm_jax.run import model_card, warm_start
 from cfprm_jax.training import step
 
 NAN = float("nan")
@@ -240,12 +240,12 @@ def report(redundant, useful):
 
 
 def test_a_corpus_without_such_ratings_is_refused_with_the_counts():
-    inputs.refuse_without_redundancy(report(1, 1))
+    refuse_without_redundancy(report(1, 1))
     for redundant, useful in ((0, 12960), (3, 0)):
         with pytest.raises(
             UserError, match=rf"p.jsonl has none of one kind \(C=1: {redundant:,} redundant, {useful:,}"
         ):
-            inputs.refuse_without_redundancy(report(redundant, useful))
+            refuse_without_redundancy(report(redundant, useful))
 
 
 @pytest.fixture(scope="module")

@@ -22,17 +22,18 @@ from jaxtyping import Float
 
 from cfprm_jax.config import GranularityConfig
 from cfprm_jax.data.batching import BatchPlan
-from cfprm_jax.data.corpus import Corpus, open_corpus
+from cfprm_jax.data.corpus import Corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
-from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.experiments import laboratory
 from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
 from cfprm_jax.experiments.grid import TREATMENTS, Cell
 from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, Treatment
+from cfprm_jax.run import inputs
+from cfprm_jax.run.data import training_corpus, training_loader
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import atomic, caches, config_files, digests, locks
+from cfprm_jax.runtime import atomic, config_files, digests, locks
 from cfprm_jax.runtime.progress import duration
 
 LABORATORY = "laboratory"
@@ -133,7 +134,7 @@ class Runner:
             run=dataclasses.replace(base.run, seed=cell.seed),
         )
         if what.train_tokens:
-            return _frontier_config(config, what, self._corpus(config, config.granularity))
+            return _frontier_config(config, what, self._corpus(config, config.granularity), self._mesh)
         if what.steps == MATCHED:
             paired = dataclasses.replace(base.granularity, c_max=1, granularities=TREATMENTS["c2"].granularities)
             corpus = self._corpus(config, paired)
@@ -147,9 +148,10 @@ class Runner:
         return dataclasses.replace(config, run=dataclasses.replace(config.run, max_steps=max(steps, 1)))
 
     def _corpus(self, config: TrainConfig, granularity: GranularityConfig) -> Corpus:
+        """The training corpus of a run at other granularities."""
         tokenizer = load_tokenizer(config.model.model, config.encoding.marker)
-        cache = caches.cache_directory(config.run.data_cache_dir, "corpora")
-        return open_corpus(config.train_data, config.read, granularity, config.encoding, tokenizer, cache)
+        sources = inputs.materialise(config, pathlib.Path(config.run.output_dir))
+        return training_corpus(dataclasses.replace(config, granularity=granularity), sources, tokenizer)
 
     def _prepare(self, level: str, seeds: Sequence[int]) -> None:
         made = self._materials.laboratory
@@ -209,7 +211,7 @@ class Runner:
         return Result(cell, summary, outcome.right), seconds
 
 
-def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus) -> TrainConfig:
+def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus, mesh: Mesh) -> TrainConfig:
     """The options of a run whose tokens are given: a step's, and all of it, in as many passes as that takes."""
     config = dataclasses.replace(
         config,
@@ -217,7 +219,7 @@ def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus) -> Tr
         optimizer=dataclasses.replace(config.optimizer, learning_rate=what.learning_rate),
         packing=dataclasses.replace(config.packing, batch_tokens=what.batch_tokens),
     )
-    once = Loader(corpus, config.granularity, config.packing, config.encoding, config.run.seed)
+    once = training_loader(config, corpus, mesh)
     places = np.linspace(0, once.num_steps - 1, min(_MEASURED_STEPS, once.num_steps)).astype(int)
     tokens = float(np.mean([once.batch(int(place)).tokens_computed for place in places]))
     # Two digits, so that seeds share compiled steps: the schedule of another number of steps is another program.

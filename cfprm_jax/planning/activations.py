@@ -1,6 +1,6 @@
-"""Activations of a step: what the forward pass keeps of every layer for the backward pass, by JAX's own account.
+"""Activations of a step: residuals that the forward pass keeps of every layer for the backward pass.
 
-These are the residuals of the objective's vector-Jacobian product, traced for what one device computes: its rows, and
+They are the residuals of the objective's vector-Jacobian product as JAX traces it, for one device: its rows, and
 its share of the heads and of the MLP. What --remat recomputes is not among them. Nor is what only the end of the
 network keeps, or the layer at hand: that is gone when memory is fullest, at the end of the backward pass.
 """
@@ -29,10 +29,11 @@ def saved_bytes(
     loss: LossConfig,
     params: Any,
     batch: PackedBatch,
+    *,
     mesh: Mapping[str, int],
     accumulation: int,
 ) -> int:
-    """Bytes that a device keeps of all layers between the forward and the backward pass of one part of a batch.
+    """Bytes that a device keeps of all layers between the forward and the backward pass of one microbatch.
 
     Parameters are not counted, nor copies of them in another type: neither are activations.
 
@@ -66,7 +67,7 @@ def saved_bytes(
         return jax.tree.leaves(jax.vjp(objective, weights)[1])
 
     program = jax.make_jaxpr(kept)(weights, part).jaxpr
-    # The layers are one scan; what it gives beside its carry has a part for every layer.
+    # The layers are one scan, whose outputs beside the carry are stacked over layers.
     scans = [equation for equation in program.eqns if equation.primitive.name == "scan"]
     stacked = {id(v) for scan in scans for v in scan.outvars[scan.params["num_carry"] :]}
     residuals = {id(v): v.aval for v in program.outvars if id(v) in stacked}

@@ -1,4 +1,4 @@
-"""The train step compiled by XLA for an accelerator that is not there, and what the compiler says of it."""
+"""The train step compiled by XLA for an absent accelerator: memory, kernels and collectives."""
 
 from __future__ import annotations
 
@@ -16,58 +16,53 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from cfprm_jax.config import DeviceConfig, LossConfig, OptimizerConfig
+from cfprm_jax.config import DeviceConfig
 from cfprm_jax.data.distinct import DistinctSteps
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.models import parameters
-from cfprm_jax.models.config import BackboneConfig, PRMConfig
+from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import activations
 from cfprm_jax.planning.accelerators import GIB, INSTALL, Gpu, Tpu, require_plugin
-from cfprm_jax.planning.hlo import Collective, Program
+from cfprm_jax.planning.hlo import Collective, CompiledText
+from cfprm_jax.run import assembly
+from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import flops, program
 
-# What libtpu reads when it is loaded. Taken back afterwards: to others these names say that there is a TPU.
+# Read by libtpu when it is loaded. Removed afterwards: other libraries take these names for a TPU.
 _WITHOUT_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked for the TPU that this machine is
+    "TPU_SKIP_MDS_QUERY": "1",  # do not query the metadata server for the type of TPU
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5p-8",  # it wants some; the topology that is asked for is what counts
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing is locked that another process could want
+    "TPU_ACCELERATOR_TYPE": "v5p-8",  # required; the topology decides
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # take no lock that another process may need
 }
 # "Used 107.20G of 95.74G hbm."
 _TOO_LARGE = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": GIB}
+# Optimizer steps of the run: constants of the learning rate schedule, nothing else.
+_NUM_STEPS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """What is compiled.
+class PlannedStep:
+    """The train step that is compiled.
 
     Attributes:
-      attention, dtype, head, remat: as the flags say them.
-      rows, length: of a batch, over all devices.
-      trajectories, steps: most of them in a batch, and most steps in one; they hardly matter.
-      batch_tokens: as the flag says it; 0 where --batch_size sizes a batch.
-      deterministic, init: as the flags say them.
+      config: options of the run.
+      backbone: shape of its network.
+      num_devices: of the mesh.
+      rows, length: shape of a batch over all devices.
+      trajectories, steps: upper bounds on the trajectories of a batch and the steps of one; little depends on them.
     """
 
+    config: TrainConfig
     backbone: BackboneConfig
-    head: str
-    dtype: str
-    attention: str
-    remat: str
-    loss: LossConfig
-    optimizer: OptimizerConfig
-    mesh: str
     num_devices: int
     rows: int
     length: int
     trajectories: int = 32
     steps: int = 64
-    batch_tokens: int = 0
-    deterministic: bool = False
-    init: str = "pretrained"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +71,8 @@ class Memory:
 
     Attributes:
       parameters, optimizer, batch: arguments of the step; the first two are updated in place.
-      gradients: of all parameters at once, as clipping by their norm needs them, with their sum where a step is
-        computed in parts.
+      gradients: of all parameters at once, as clipping by their norm needs them, with their sum under gradient
+        accumulation.
       activations: what the forward pass keeps of every layer for the backward pass (:mod:`.activations`).
       temporaries: the rest of what the compiler plans: what a layer, the head, the embedding's gradient or the
         optimizer has in hand, and the program.
@@ -95,12 +90,12 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a step.
+    """The compiler's figures of a step.
 
     Attributes:
       attention: the backend that the step was built with.
-      memory: bytes by kind; where the compiler itself gave up, total is what it says it would need.
-      refused: the compiler's words where it gave up, for want of memory; else empty.
+      memory: bytes by kind; where the compiler ran out of memory, total is its estimate of what is needed.
+      refused: the compiler's message where it ran out of memory; else empty.
       seconds: of tracing and lowering, and of compiling.
       donated, aliased: arrays of the state, and those of them whose memory the new state takes over.
       attention_kernels: name -> how often a step runs it, on each device.
@@ -125,10 +120,10 @@ class Compiled:
 
 
 def open_mesh(accelerator: Gpu | Tpu, num_devices: int, mesh: str) -> Mesh:
-    """The mesh of --mesh over devices that are not there.
+    """The mesh of --mesh over absent devices.
 
     Raises:
-      UserError: no compiler for them is installed, or there is no such number of them.
+      UserError: no compiler for them is installed, or no topology has num_devices of them.
     """
     arguments = accelerator.topology(num_devices)
     require_plugin(accelerator)
@@ -137,15 +132,15 @@ def open_mesh(accelerator: Gpu | Tpu, num_devices: int, mesh: str) -> Mesh:
     return rules.make_mesh(DeviceConfig(mesh=mesh), described.devices)
 
 
-def compile_step(job: Job, accelerator: Gpu | Tpu) -> Compiled:
+def compile_step(planned: PlannedStep, accelerator: Gpu | Tpu) -> Compiled:
     """Compile the train step for the accelerator.
 
     Raises:
-      UserError: what train would refuse: shapes that the mesh does not divide, a backend that cannot be used there.
+      UserError: as train: shapes that the mesh does not divide, a backend that cannot be used there.
     """
-    mesh = open_mesh(accelerator, job.num_devices, job.mesh)
-    built = build(job, mesh)
-    batch = _abstract_batch(job, built)
+    built = build_for(planned, accelerator)
+    mesh, tokens, accumulation = built.mesh, planned.rows * planned.length, planned.config.optimizer.accumulation
+    batch = _abstract_batch(planned, built)
     state, jitted = built.abstract_state(), cast(Any, built.train_step)
     started = time.perf_counter()
     lowered = jitted.lower(state, batch)
@@ -153,14 +148,16 @@ def compile_step(job: Job, accelerator: Gpu | Tpu) -> Compiled:
     fixed = {
         "parameters": bytes_on_a_device(state.params),
         "optimizer": bytes_on_a_device((state.opt_state, state.step)),
-        "gradients": bytes_on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2),
+        "gradients": bytes_on_a_device(state.params) * (1 if accumulation == 1 else 2),
         "batch": bytes_on_a_device(batch),
     }
     compiled, total, refused = compile_lowered(lowered)
     seconds = (traced - started, time.perf_counter() - traced)
-    ran = Program("" if compiled is None else _program_text(compiled, accelerator))
+    text = CompiledText("" if compiled is None else _program_text(compiled, accelerator))
     net = built.network
-    saved = activations.saved_bytes(net, job.loss, state.params, batch, mesh.shape, job.optimizer.accumulation)
+    saved = activations.saved_bytes(
+        net, planned.config.loss, state.params, batch, mesh=mesh.shape, accumulation=accumulation
+    )
     rest = max(total - sum(fixed.values()), 0)
     saved = min(saved, rest)  # where XLA keeps less than JAX gives it
     return Compiled(
@@ -172,38 +169,38 @@ def compile_step(job: Job, accelerator: Gpu | Tpu) -> Compiled:
         refused=refused.splitlines()[0] if refused else "",
         seconds=seconds,
         donated=len(jax.tree.leaves(state)),
-        aliased=ran.aliased(),
-        attention_kernels=ran.attention_kernels(),
-        collectives=ran.collectives(),
-        model_flops=flops.train_flops(net, job.rows * job.length, job.rows * job.length * (job.length + 1) // 2),
-        tokens=job.rows * job.length,
+        aliased=text.aliased(),
+        attention_kernels=text.attention_kernels(),
+        collectives=text.collectives(),
+        model_flops=flops.train_flops(net, tokens, tokens * (planned.length + 1) // 2),
+        tokens=tokens,
     )
 
 
-def least_bytes(job: Job, accelerator: Gpu | Tpu) -> int:
+def least_bytes(planned: PlannedStep, accelerator: Gpu | Tpu) -> int:
     """Bytes on each device of state and gradients alone: what does not fit here need not be compiled."""
-    built = build(job, open_mesh(accelerator, job.num_devices, job.mesh))
-    state = built.abstract_state()
-    return bytes_on_a_device(state) + bytes_on_a_device(state.params) * (1 if job.optimizer.accumulation == 1 else 2)
+    state = build_for(planned, accelerator).abstract_state()
+    gradients = 1 if planned.config.optimizer.accumulation == 1 else 2
+    return bytes_on_a_device(state) + bytes_on_a_device(state.params) * gradients
 
 
 def round_rows(rows: int, mesh: str, num_devices: int, accumulation: int) -> int:
-    """The next number of rows that train can split over the devices of a mesh and the parts of a step."""
+    """The next number of rows that train can split over the devices of a mesh and the microbatches of a step."""
     sizes = rules.parse_mesh(mesh, num_devices)
     multiple = sizes["data"] * sizes["fsdp"] * accumulation
     return -(-rows // multiple) * multiple
 
 
-def state_bytes(job: Job, accelerator: Gpu | Tpu) -> int:
+def state_bytes(planned: PlannedStep, accelerator: Gpu | Tpu) -> int:
     """Bytes on each device of what a step updates."""
-    return bytes_on_a_device(build(job, open_mesh(accelerator, job.num_devices, job.mesh)).abstract_state())
+    return bytes_on_a_device(build_for(planned, accelerator).abstract_state())
 
 
 def compile_lowered(lowered: Any) -> tuple[Any, int, str]:
     """A lowered program compiled, and the bytes that it takes on each device, its arguments among them.
 
-    Where the compiler gives up for want of memory, the program is None, the bytes are what it says that it would need,
-    and its words come third; they are empty otherwise.
+    Where the compiler runs out of memory, the program is None, the bytes are the compiler's estimate, and its message
+    comes third; otherwise the message is empty.
     """
     try:
         with _no_device_cache():
@@ -223,29 +220,29 @@ def _program_text(compiled: Any, accelerator: Gpu | Tpu) -> str:
         return compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
-            f"JAX {jax.__version__} cannot read what the compiler for {accelerator.name} wrote: they are not of one "
-            f"release; {INSTALL} installs the one that JAX names"
+            f"JAX {jax.__version__} cannot read the output of the compiler for {accelerator.name}: their releases "
+            f"differ; {INSTALL} installs the release that JAX requires"
         ) from error
 
 
-def build(job: Job, mesh: Mesh) -> program.Program:
-    """The program of train. UserError as in :func:`compile_step`."""
-    attention = rules.attention_backend(job.attention, mesh, job.backbone, job.dtype)
-    network = PRMConfig(job.backbone, job.head, job.dtype, attention, job.remat, job.loss.redundancy)
-    return program.build(network, job.loss, job.optimizer, 1000, mesh, deterministic=job.deterministic)
+def build_for(planned: PlannedStep, accelerator: Gpu | Tpu) -> program.Program:
+    """The program of train on a mesh of the accelerator. UserError as in :func:`compile_step`."""
+    mesh = open_mesh(accelerator, planned.num_devices, planned.config.device.mesh)
+    network = assembly.define_network(planned.config, planned.backbone, mesh)
+    return assembly.build_program(planned.config, network, _NUM_STEPS, mesh)
 
 
-def _abstract_batch(job: Job, built: program.Program) -> PackedBatch:
+def _abstract_batch(planned: PlannedStep, built: program.Program) -> PackedBatch:
     shardings = built.batch_shardings
 
     def array(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    rows = array((job.rows, job.length), jnp.int32, shardings.tokens)
-    places = array((job.trajectories, job.steps), jnp.int32, shardings.step_positions)
-    labels = array((job.trajectories, job.steps), jnp.float32, shardings.labels)
-    questions = array((job.trajectories,), jnp.int32, shardings.labels)
-    redundancy = labels if job.loss.redundancy else None
+    rows = array((planned.rows, planned.length), jnp.int32, shardings.tokens)
+    places = array((planned.trajectories, planned.steps), jnp.int32, shardings.step_positions)
+    labels = array((planned.trajectories, planned.steps), jnp.float32, shardings.labels)
+    questions = array((planned.trajectories,), jnp.int32, shardings.labels)
+    redundancy = labels if planned.config.loss.redundancy else None
     return PackedBatch(rows, rows, rows, places, labels, DistinctSteps(places, labels, questions), redundancy)
 
 
@@ -256,7 +253,7 @@ def bytes_on_a_device(tree: Any) -> int:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that are set for a while, where they are not already."""
+    """Sets environment variables inside the block, where they are not set."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -268,7 +265,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_device_cache() -> Iterator[None]:
-    """Programs for devices that are not there are not kept: no run could use them, and loading one would fail."""
+    """Programs for absent devices are not cached: no run could use them, and loading one would fail."""
     config: Any = jax.config
     before = config.jax_enable_compilation_cache
     config.update("jax_enable_compilation_cache", False)

@@ -1,4 +1,4 @@
-"""What a compiled program does, read from the text that XLA prints of it: collectives, kernels, aliased buffers.
+"""A compiled program, read from the text that XLA prints of it: collectives, kernels, aliased buffers.
 
 XLA's own cost analysis counts the body of a loop once; here a body counts as often as it runs.
 """
@@ -47,7 +47,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """What one kind of collective does in a step, on each device.
+    """One kind of collective in a step, on each device.
 
     Attributes:
       count: how often it runs.
@@ -69,8 +69,8 @@ def array_bytes(text: str) -> int:
     return round(total)
 
 
-class Program:
-    """A compiled program.
+class CompiledText:
+    """A compiled program, read from XLA's text of it.
 
     Attributes:
       computations: name -> its instructions.
@@ -107,7 +107,7 @@ class Program:
                 self._visit(called, inner)
 
     def _trips(self, loop: Instruction) -> int:
-        """How often a loop's body runs: as XLA's GPU compiler says, or, for a TPU, the bound that it counts up to."""
+        """How often a loop's body runs: known to XLA's GPU compiler, or, for a TPU, the bound that it counts up to."""
         if match := _TRIPS.search(loop.rest):
             return int(match[1])
         condition = re.search(r"condition=%?([\w.\-]+)", loop.rest)

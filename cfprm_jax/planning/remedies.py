@@ -1,4 +1,4 @@
-"""What would make a step fit: the same in less memory, fewer rows, or more devices. Compiled before it is said."""
+"""Changes of flags that make a step fit: less memory, fewer rows, or more devices. Each is compiled first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.planning.accelerators import Gpu, Tpu, larger
-from cfprm_jax.planning.ahead import Compiled, Job, compile_step, least_bytes, round_rows
+from cfprm_jax.planning.ahead import Compiled, PlannedStep, compile_step, least_bytes, round_rows
 from cfprm_jax.sharding.rules import parse_mesh
 
 SHARDED = "data=1,fsdp=-1,tensor=1"
@@ -24,11 +24,11 @@ class Remedy:
     total: int
 
 
-class Candidate(NamedTuple):
-    """A job with some flags changed: flag -> its value."""
+class Trial(NamedTuple):
+    """A step with some flags changed: flag -> its value."""
 
     changes: dict[str, Any]
-    job: Job
+    planned: PlannedStep
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -36,88 +36,103 @@ class Candidate(NamedTuple):
         return tuple(f"--{name}={value}" for name, value in self.changes.items())
 
 
-def candidates(job: Job, accelerator: Gpu | Tpu) -> Iterator[Candidate]:
-    """In the order in which they cost least.
+def trials(planned: PlannedStep, accelerator: Gpu | Tpu) -> Iterator[Trial]:
+    """Changes of flags in ascending order of their cost.
 
-    First what leaves the training as it is: remat, a mesh that splits the state, the compact optimizer, and a step in
-    parts; then smaller batches, on top of all of these; then more devices.
+    First what leaves the training as it is: remat, a mesh that shards the state, the compact optimizer, and gradient
+    accumulation; then smaller batches, on top of all of these; then more devices.
     """
-    thrifty: dict[str, Any] = {}
-    if job.remat != "layer":
+    config, thrifty = planned.config, dict[str, Any]()
+    if config.model.remat != "layer":
         thrifty["remat"] = "layer"
-    if parse_mesh(job.mesh, job.num_devices)["fsdp"] < job.num_devices:
+    if parse_mesh(config.device.mesh, planned.num_devices)["fsdp"] < planned.num_devices:
         thrifty["mesh"] = SHARDED
-    if job.optimizer.optimizer == "adamw" and job.dtype == "bfloat16":
+    if config.optimizer.optimizer == "adamw" and config.model.dtype == "bfloat16":
         thrifty["optimizer"] = "adamw_compact"
     for number in range(1, len(thrifty) + 1):
         for names in itertools.combinations(thrifty, number):
-            yield _changed(job, {name: thrifty[name] for name in names})
-    base = _changed(job, thrifty).job
-    parts = base.optimizer.accumulation
-    while parts < base.rows // _row_groups(base):
-        parts *= 2
-        yield _changed(job, {**thrifty, "accumulation": parts})
-    rows, trajectories = base.rows, base.trajectories
+            yield _changed(planned, {name: thrifty[name] for name in names})
+    base = _changed(planned, thrifty).planned
+    accumulation = base.config.optimizer.accumulation
+    while accumulation < base.rows // _row_groups(base):
+        accumulation *= 2
+        yield _changed(planned, {**thrifty, "accumulation": accumulation})
+    rows, trajectories, batch_tokens = base.rows, base.trajectories, config.packing.batch_tokens
     while trajectories > 1:
         trajectories //= 2
         share = trajectories / base.trajectories
-        smaller = {"batch_tokens": int(job.batch_tokens * share)} if job.batch_tokens else {"batch_size": trajectories}
-        fewer = _changed(job, {**thrifty, **smaller})
-        if fewer.job.rows < rows:
-            rows = fewer.job.rows
+        smaller = {"batch_tokens": int(batch_tokens * share)} if batch_tokens else {"batch_size": trajectories}
+        fewer = _changed(planned, {**thrifty, **smaller})
+        if fewer.planned.rows < rows:
+            rows = fewer.planned.rows
             yield fewer
-    for number in larger(accelerator, job.num_devices):
-        yield _changed(job, {"mesh": SHARDED, "num_devices": number})
+    for number in larger(accelerator, planned.num_devices):
+        yield _changed(planned, {"mesh": SHARDED, "num_devices": number})
 
 
 def find(
-    job: Job,
+    planned: PlannedStep,
     accelerator: Gpu | Tpu,
     limit: int,
     most: int = 2,
-    say: Callable[[str], None] = lambda _: None,
-    compiled: Callable[[Job, Gpu | Tpu], Compiled] = compile_step,
+    *,
+    log: Callable[[str], None] = lambda _: None,
+    compiled: Callable[[PlannedStep, Gpu | Tpu], Compiled] = compile_step,
 ) -> list[Remedy]:
-    """The first remedies that fit into limit bytes a device, at most `most`; what cannot fit is not compiled.
+    """The first remedies that fit into limit bytes on each device, at most `most`; what cannot fit is not compiled.
 
-    Nor is what changes the flags of a remedy that was found, and more.
+    Nor is a trial that changes all flags of a remedy already found, and more.
     """
     found: list[Remedy] = []
     enough: list[set[str]] = []
-    for candidate in candidates(job, accelerator):
+    for trial in trials(planned, accelerator):
         if len(found) == most:
             break
-        if any(names <= set(candidate.changes) for names in enough):
+        if any(names <= set(trial.changes) for names in enough):
             continue
         try:
-            if least_bytes(candidate.job, accelerator) > limit:
+            if least_bytes(trial.planned, accelerator) > limit:
                 continue
-            say(f"trying      {' '.join(candidate.flags)}")
-            result = compiled(candidate.job, accelerator)
+            log(f"trying      {' '.join(trial.flags)}")
+            result = compiled(trial.planned, accelerator)
         except UserError:  # a mesh that does not divide this model
             continue
         if not result.refused and result.memory.total <= limit:
-            found.append(Remedy(candidate.flags, candidate.job.rows, result.memory.total))
-            enough.append(set(candidate.changes))
+            found.append(Remedy(trial.flags, trial.planned.rows, result.memory.total))
+            enough.append(set(trial.changes))
     return found
 
 
-def _changed(job: Job, changes: dict[str, Any]) -> Candidate:
-    """The job with these flags, in rows that their devices and parts divide."""
-    own = {name: changes[name] for name in ("remat", "mesh", "num_devices") if name in changes}
-    of_optimizer = {name: changes[name] for name in ("optimizer", "accumulation") if name in changes}
-    changed = dataclasses.replace(job, **own, optimizer=dataclasses.replace(job.optimizer, **of_optimizer))
-    rows = job.rows
+# Flags that a trial changes -> the group of options that holds them; num_devices is of the plan alone.
+_GROUPS = {
+    "remat": "model",
+    "mesh": "device",
+    "optimizer": "optimizer",
+    "accumulation": "optimizer",
+    "batch_size": "packing",
+    "batch_tokens": "packing",
+}
+
+
+def _changed(planned: PlannedStep, changes: dict[str, Any]) -> Trial:
+    """The step with these flags, in rows that its devices and microbatches divide."""
+    config = planned.config
+    for name, group in _GROUPS.items():
+        if name in changes:
+            options = dataclasses.replace(getattr(config, group), **{name: changes[name]})
+            config = dataclasses.replace(config, **{group: options})
+    rows, trajectories = planned.rows, planned.trajectories
     if "batch_size" in changes:
-        changed = dataclasses.replace(changed, trajectories=changes["batch_size"])
-        rows = -(-job.rows * changed.trajectories // job.trajectories)
+        trajectories = changes["batch_size"]
+        rows = -(-planned.rows * trajectories // planned.trajectories)
     if "batch_tokens" in changes:
-        changed = dataclasses.replace(changed, batch_tokens=changes["batch_tokens"])
-        rows = -(-job.rows * changed.batch_tokens // job.batch_tokens)
-    rows = round_rows(rows, changed.mesh, changed.num_devices, changed.optimizer.accumulation)
-    return Candidate(changes, dataclasses.replace(changed, rows=rows))
+        rows = -(-planned.rows * changes["batch_tokens"] // planned.config.packing.batch_tokens)
+    num_devices = changes.get("num_devices", planned.num_devices)
+    rows = round_rows(rows, config.device.mesh, num_devices, config.optimizer.accumulation)
+    changed = dataclasses.replace(planned, config=config, num_devices=num_devices, rows=rows, trajectories=trajectories)
+    return Trial(changes, changed)
 
 
-def _row_groups(job: Job) -> int:
-    """Devices, or groups of tensor-parallel ones, that rows are split over."""
-    return round_rows(1, job.mesh, job.num_devices, 1)
+def _row_groups(planned: PlannedStep) -> int:
+    """Devices, or groups of tensor-parallel ones, that rows are sharded over."""
+    return round_rows(1, planned.config.device.mesh, planned.num_devices, 1)

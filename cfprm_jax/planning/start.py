@@ -1,4 +1,4 @@
-"""What a run needs before its first step: the programs that make the state, compiled for the accelerator."""
+"""Memory before the first step: the programs that create the state, compiled for the accelerator."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from cfprm_jax.training.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The peak while the state is made.
+    """The peak of memory while the state is created.
 
     Attributes:
       total: bytes on each device.
-      what: what is being done then.
+      what: the operation at the peak.
     """
 
     total: int
     what: str
 
 
-def compile_start(job: ahead.Job, accelerator: Gpu | Tpu) -> Start:
-    """Compile what makes the state of a job, by --init from files or from a seed.
+def compile_start(planned: ahead.PlannedStep, accelerator: Gpu | Tpu) -> Start:
+    """Compile the programs that create the state, by --init from files or from a seed.
 
     Raises:
       UserError: as :func:`~cfprm_jax.planning.ahead.compile_step`.
     """
-    built = ahead.build(job, ahead.open_mesh(accelerator, job.num_devices, job.mesh))
-    return _random(built) if job.init == "random" else _loading(built)
+    built = ahead.build_for(planned, accelerator)
+    return _random(built) if planned.config.model.init == "random" else _loading(built)
 
 
 def _random(built: Program) -> Start:

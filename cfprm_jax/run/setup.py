@@ -13,9 +13,11 @@ from jax.sharding import Mesh
 
 from cfprm_jax.checkpoints import adapters
 from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.model_directory.tokenizer_files import marker_origin
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.run import inputs, summary
-from cfprm_jax.run.inputs import Data, Network, Say, Sources
+from cfprm_jax.run import assembly, inputs, summary
+from cfprm_jax.run.data import DataSplits, open_splits
+from cfprm_jax.run.inputs import LogLine, Network, Sources
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.training import initial_state, program
 from cfprm_jax.training.program import Program
@@ -48,7 +50,7 @@ class Setup:
     sources: Sources
     network: Network
     tokenizer: transformers.PreTrainedTokenizerBase
-    data: Data
+    data: DataSplits
     num_steps: int
     program: Program
     adapted: Adapted | None
@@ -64,14 +66,14 @@ def setup(
     mesh: Mesh,
     sources: Sources,
     *,
-    say: Say = lambda _: None,
+    log: LogLine = lambda _: None,
     turns: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     build: Callable[..., Program] = program.build,
 ) -> Setup:
     """Everything of a run but its state.
 
     Args:
-      say: takes the lines of the log.
+      log: takes the lines of the log.
       turns: around what writes caches, so that one process does so and the others find them.
       build: :func:`cfprm_jax.training.program.build`, or one that keeps programs.
 
@@ -80,20 +82,21 @@ def setup(
     """
     network = inputs.open_network(config, sources, mesh)
     weights = "float32" if network.adapters is None else config.model.dtype
-    say(f"model       {summary.model(network.config, str(sources.model), weights)}")
+    log(f"model       {summary.model(network.config, str(sources.model), weights)}")
     tokenizer = load_tokenizer(sources.model, config.encoding.marker, network.config.backbone.vocab_size)
+    reserved = marker_origin(tokenizer)
+    if reserved is not None:
+        log(f"marker      the reserved token {reserved} is renamed to {config.encoding.marker}")
     with turns():
-        data = inputs.open_data(config, sources, tokenizer, mesh, say)
+        data = open_splits(config, sources, tokenizer, mesh, log=log)
     num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
-    say(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
-    built = build(
-        network.config, config.loss, config.optimizer, num_steps, mesh, network.adapters, config.model.deterministic
-    )
+    log(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
+    built = assembly.build_program(config, network.config, num_steps, mesh, build=build)
     adapted = None
     if network.adapters is not None:
         adapted = _adapted(config, network.adapters, network, sources, mesh)
         built = built.bind(adapted.base.frozen)
-        say(f"adapters    {adapters.describe(network.config, network.adapters, config.model.dtype)}")
+        log(f"adapters    {adapters.describe(network.config, network.adapters, config.model.dtype)}")
     return Setup(config, sources, network, tokenizer, data, num_steps, built, adapted)
 
 

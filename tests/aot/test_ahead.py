@@ -15,10 +15,11 @@ import sys
 
 import pytest
 
-from cfprm_jax.config import LossConfig, OptimizerConfig
+from cfprm_jax.config import DeviceConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.planning import ahead, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.planning.shapes import known_backbone
+from cfprm_jax.run.options import TrainConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -40,29 +41,22 @@ gpu = pytest.mark.skipif(
 tpu = pytest.mark.skipif(_missing("libtpu"), reason="no XLA compiler for TPUs: pip install '.[aot]'")
 
 
-def job_for(num_devices: int, model: str, mesh: str, rows: int, optimizer: str = "adamw") -> ahead.Job:
+def planned_step(num_devices: int, model: str, mesh: str, rows: int, optimizer: str = "adamw") -> ahead.PlannedStep:
     """A model at length 2,048, bfloat16 compute, layers recomputed."""
     backbone = known_backbone(model)
     assert backbone is not None
-    return ahead.Job(
-        backbone=backbone,
-        head="linear",
-        dtype="bfloat16",
-        attention="auto",
-        remat="layer",
-        loss=LossConfig(),
+    config = TrainConfig(
+        model=ModelConfig(dtype="bfloat16", remat="layer"),
         optimizer=OptimizerConfig(optimizer=optimizer),
-        mesh=mesh,
-        num_devices=num_devices,
-        rows=rows,
-        length=2048,
+        device=DeviceConfig(mesh=mesh),
     )
+    return ahead.PlannedStep(config, backbone, num_devices, rows, length=2048)
 
 
 def compile_for(accelerator: str, num_devices: int, model: str, mesh: str, rows: int, optimizer: str = "adamw"):
     """The step of a model, with the mask of prefix trees."""
-    job = job_for(num_devices, model, mesh, rows, optimizer)
-    compiled = ahead.compile_step(job, ACCELERATORS[accelerator])
+    planned = planned_step(num_devices, model, mesh, rows, optimizer)
+    compiled = ahead.compile_step(planned, ACCELERATORS[accelerator])
     memory = compiled.memory
     print(
         f"{model} on {num_devices} x {accelerator}, {mesh}, {rows} rows, {optimizer}: {memory.total / GIB:.2f} GiB, "
@@ -72,7 +66,7 @@ def compile_for(accelerator: str, num_devices: int, model: str, mesh: str, rows:
     assert memory.total <= usable(ACCELERATORS[accelerator], -1)
     assert compiled.aliased == compiled.donated > 0
     assert memory.activations > 0 and memory.temporaries > 0
-    return compiled, job.backbone.num_hidden_layers
+    return compiled, planned.backbone.num_hidden_layers
 
 
 def check_cudnn(compiled: ahead.Compiled, layers: int) -> None:
@@ -110,10 +104,10 @@ def test_7b_on_one_h100_under_64_gib() -> None:
 @gpu
 def test_the_state_of_7b_is_made_without_float32_masters_beside_it() -> None:
     """With them it would be 66 GiB; the step needs more than the start in any case."""
-    job = job_for(1, "Qwen2.5-Math-7B", "data=1", 8, "adamw_compact")
-    begun = start.compile_start(job, ACCELERATORS["h100-80gb"])
+    planned = planned_step(1, "Qwen2.5-Math-7B", "data=1", 8, "adamw_compact")
+    begun = start.compile_start(planned, ACCELERATORS["h100-80gb"])
     print(f"start: {begun.total / GIB:.2f} GiB, {begun.what}")
-    state = ahead.state_bytes(job, ACCELERATORS["h100-80gb"])
+    state = ahead.state_bytes(planned, ACCELERATORS["h100-80gb"])
     largest_layer = 4 * 3584 * 18944
     assert begun.total < state + 2.2 * largest_layer
     assert begun.total < 41 * GIB

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from cfprm_jax.config import AGGREGATIONS, EncodingConfig, GranularityConfig, LossConfig, PackingConfig, ReadConfig
+from cfprm_jax.config import (
+    AGGREGATIONS,
+    DeviceConfig,
+    EncodingConfig,
+    GranularityConfig,
+    LossConfig,
+    PackingConfig,
+    ReadConfig,
+)
 from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.errors import UserError
@@ -17,6 +26,7 @@ from cfprm_jax.experiments.frontier import FrontierConfig
 from cfprm_jax.experiments.grid import Cell, frontier_cells
 from cfprm_jax.experiments.runner import Result, _frontier_config
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.sharding import rules
 
 
 def test_every_combination_and_controls_where_they_mean_something() -> None:
@@ -75,15 +85,16 @@ def test_a_run_has_its_tokens(tmp_path) -> None:
         encoding=encoding,
         packing=PackingConfig(packing="tree", record_chunk=0, row_length=64),
     )
+    mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     name = "together0.trajectory.negativesmatch.step100.train5000.rate0.003"
-    config = _frontier_config(base, frontier.treatment(name), corpus)
+    config = _frontier_config(base, frontier.treatment(name), corpus, mesh)
     assert config.packing.batch_tokens == 100 and config.optimizer.learning_rate == 0.003
     loader = Loader(corpus, config.granularity, config.packing, encoding, 0)
     tokens = sum(loader.batch(k).tokens_computed for k in range(config.run.max_steps))
     assert config.run.max_steps <= loader.num_steps and tokens == pytest.approx(5000, rel=0.06)
     # By trajectory 8 negatives to 28 positives a record, distinct 8 to 7.
     assert config.loss.negative_weight == pytest.approx((8 / 7) / (48 / 168))
-    found = _frontier_config(base, frontier.treatment(name.replace("match", "2")), corpus).loss
+    found = _frontier_config(base, frontier.treatment(name.replace("match", "2")), corpus, mesh).loss
     assert found == LossConfig(loss="bce", negative_weight=2.0)
 
 

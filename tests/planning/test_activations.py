@@ -24,7 +24,9 @@ def saved(remat: str = "layer", mesh: dict[str, int] = ONE, accumulation: int = 
     rows, steps = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32), jax.ShapeDtypeStruct((32, 16), jnp.int32)
     labels = jax.ShapeDtypeStruct((32, 16), jnp.float32)
     batch = PackedBatch(rows, rows, rows, steps, labels)
-    return saved_bytes(network, LossConfig(), abstract_params(network, masters), batch, mesh, accumulation)
+    return saved_bytes(
+        network, LossConfig(), abstract_params(network, masters), batch, mesh=mesh, accumulation=accumulation
+    )
 
 
 INPUTS = LAYERS * ROWS * LENGTH * EMBED * 2  # of the layers, in bfloat16

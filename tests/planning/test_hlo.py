@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cfprm_jax.planning.hlo import Collective, Program, array_bytes
+from cfprm_jax.planning.hlo import Collective, CompiledText, array_bytes
 
 TEXT = """HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {1}: (2, {}, must-alias) }
 
@@ -75,7 +75,7 @@ def test_array_bytes(text: str, size: int) -> None:
 
 
 def test_a_loop_counts_as_often_as_it_runs() -> None:
-    program = Program(TEXT)
+    program = CompiledText(TEXT)
     assert program.runs["body"] == program.runs["inner"] == 28
     assert program.collectives() == {
         "all-gather": Collective(28, 28 * 16 * 8 * 2),  # what it gives, not what it was given
@@ -89,10 +89,10 @@ def test_a_loop_counts_as_often_as_it_runs() -> None:
 
 def test_calls_and_branches_are_followed() -> None:
     """A call by itself, in a branch, and in a list; what a reduction does to two numbers is not counted."""
-    runs = Program(TEXT).runs
+    runs = CompiledText(TEXT).runs
     assert (runs["called"], runs["first"], runs["second"]) == (3, 2, 2)
     assert runs["add"] == 0
-    assert Program(TEXT).kernels()["in_a_branch"] == 2
+    assert CompiledText(TEXT).kernels()["in_a_branch"] == 2
 
 
 def test_a_loop_whose_count_stands_in_its_condition() -> None:
@@ -103,17 +103,17 @@ def test_a_loop_whose_count_stands_in_its_condition() -> None:
   %i = s32[]{:T(128)} get-tuple-element(%carry), index=0
   ROOT %less = pred[]{:T(512)} compare(%i, %most), direction=LT""",
     )
-    assert Program(text).runs["inner"] == 7
-    assert Program(TEXT.replace('"n":"28"', '"m":"28"')).runs["inner"] == 1
+    assert CompiledText(text).runs["inner"] == 7
+    assert CompiledText(TEXT.replace('"n":"28"', '"m":"28"')).runs["inner"] == 1
 
 
 def test_kernels() -> None:
-    program = Program(TEXT)
+    program = CompiledText(TEXT)
     assert program.kernels() == {"__cudnn$fmhaSoftmax": 28, "splash_fwd": 1, "in_a_branch": 2}
     assert program.attention_kernels() == {"__cudnn$fmhaSoftmax": 28, "splash_fwd": 1}
 
 
 def test_aliases() -> None:
-    assert Program(TEXT).aliased() == 2
-    assert Program("HloModule x\n").aliased() == 0
-    assert Program("").collectives() == {}
+    assert CompiledText(TEXT).aliased() == 2
+    assert CompiledText("HloModule x\n").aliased() == 0
+    assert CompiledText("").collectives() == {}

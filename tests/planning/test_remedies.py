@@ -1,4 +1,4 @@
-"""What is tried when a step does not fit, in which order, and what is said."""
+"""What is tried when a step does not fit, in which order, and what is found."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from types import SimpleNamespace
 
 import pytest
 
-from cfprm_jax.config import LossConfig, OptimizerConfig
+from cfprm_jax.config import DeviceConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import remedies
 from cfprm_jax.planning.accelerators import ACCELERATORS
-from cfprm_jax.planning.ahead import Job
+from cfprm_jax.planning.ahead import PlannedStep
+from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.sharding.rules import parse_mesh
 
 GPU = ACCELERATORS["h100-80gb"]
 NET = BackboneConfig(64, 16, 32, 2, 4, 2, 4)
 
 
-def job(**changes) -> Job:
-    base = Job(NET, "linear", "bfloat16", "auto", "layer", LossConfig(), OptimizerConfig(), "data=-1", 1, 8, 128)
-    return dataclasses.replace(base, **changes)
+MODEL = ModelConfig(dtype="bfloat16", remat="layer")
 
 
-def flags(one: Job, accelerator=GPU) -> list[str]:
-    return [" ".join(candidate.flags) for candidate in remedies.candidates(one, accelerator)]
+def planned(rows: int = 8, num_devices: int = 1, mesh: str = "data=-1", **changes) -> PlannedStep:
+    config = TrainConfig(model=MODEL, device=DeviceConfig(mesh=mesh))
+    return PlannedStep(dataclasses.replace(config, **changes), NET, num_devices, rows, 128)
+
+
+def flags(one: PlannedStep, accelerator=GPU) -> list[str]:
+    return [" ".join(trial.flags) for trial in remedies.trials(one, accelerator)]
 
 
 def test_on_one_card() -> None:
     compact = "--optimizer=adamw_compact"
-    assert flags(job())[:8] == [
+    assert flags(planned())[:8] == [
         compact,
         f"{compact} --accumulation=2",
         f"{compact} --accumulation=4",
@@ -43,32 +47,35 @@ def test_on_one_card() -> None:
 
 
 def test_what_is_recomputed_costs_least() -> None:
-    found = flags(job(remat="mlp"))
+    found = flags(planned(model=dataclasses.replace(MODEL, remat="mlp")))
     assert found[:3] == ["--remat=layer", "--optimizer=adamw_compact", "--remat=layer --optimizer=adamw_compact"]
     assert all(text.startswith("--remat=layer") for text in found if "accumulation" in text)
 
 
 def test_on_several_the_weights_are_split_first() -> None:
     split, compact = "--mesh=data=1,fsdp=-1,tensor=1", "--optimizer=adamw_compact"
-    assert flags(job(num_devices=8))[:4] == [split, compact, f"{split} {compact}", f"{split} --num_devices=16"]
+    assert flags(planned(num_devices=8))[:4] == [split, compact, f"{split} {compact}", f"{split} --num_devices=16"]
 
 
 def test_float32_is_not_made_compact() -> None:
-    assert not any("compact" in text for text in flags(job(dtype="float32")))
-    assert flags(job(optimizer=OptimizerConfig(optimizer="adamw_compact", accumulation=4)))[0] == "--accumulation=8"
+    assert not any("compact" in text for text in flags(planned(model=dataclasses.replace(MODEL, dtype="float32"))))
+    assert flags(planned(optimizer=OptimizerConfig(optimizer="adamw_compact", accumulation=4)))[0] == "--accumulation=8"
 
 
 def test_rows_are_those_that_train_can_split() -> None:
-    """Over devices and parts of a step together, whatever the candidate changes."""
+    """Over devices and parts of a step together, whatever the trial changes."""
     seen = set()
-    for one in (job(rows=6), job(rows=6, num_devices=2, mesh="data=2", optimizer=OptimizerConfig(accumulation=3))):
-        for candidate in remedies.candidates(one, GPU):
-            changed = candidate.job
-            sizes = parse_mesh(changed.mesh, changed.num_devices)
-            assert changed.rows % (sizes["data"] * sizes["fsdp"] * changed.optimizer.accumulation) == 0, candidate
-            seen |= set(candidate.changes)
+    for one in (
+        planned(rows=6),
+        planned(rows=6, num_devices=2, mesh="data=2", optimizer=OptimizerConfig(accumulation=3)),
+    ):
+        for trial in remedies.trials(one, GPU):
+            changed = trial.planned
+            sizes = parse_mesh(changed.config.device.mesh, changed.num_devices)
+            assert changed.rows % (sizes["data"] * sizes["fsdp"] * changed.config.optimizer.accumulation) == 0, trial
+            seen |= set(trial.changes)
     assert seen == {"mesh", "optimizer", "accumulation", "batch_size", "num_devices"}
-    fewer = [c.job for c in remedies.candidates(job(rows=6), GPU) if "batch_size" in c.changes]
+    fewer = [c.planned for c in remedies.trials(planned(rows=6), GPU) if "batch_size" in c.changes]
     assert [(one.trajectories, one.rows) for one in fewer] == [(16, 3), (8, 2), (4, 1)]
 
 
@@ -76,39 +83,39 @@ def test_rows_are_those_that_train_can_split() -> None:
 def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """State and gradients of 100 bytes over the devices; half of it where it is compact."""
 
-    def least(one: Job, accelerator) -> int:
-        return 100 // one.num_devices // (2 if one.optimizer.optimizer == "adamw_compact" else 1)
+    def least(one: PlannedStep, accelerator) -> int:
+        return 100 // one.num_devices // (2 if one.config.optimizer.optimizer == "adamw_compact" else 1)
 
     monkeypatch.setattr(remedies, "least_bytes", least)
 
 
-def compiled(one: Job, accelerator):
+def compiled(one: PlannedStep, accelerator):
     total = remedies.least_bytes(one, accelerator) + one.rows // one.num_devices
     return SimpleNamespace(memory=SimpleNamespace(total=total), refused="")
 
 
 def test_only_what_can_fit_is_compiled(sizes) -> None:
-    said: list[str] = []
-    found = remedies.find(job(), GPU, 55, 2, said.append, compiled)
+    logged: list[str] = []
+    found = remedies.find(planned(), GPU, 55, 2, log=logged.append, compiled=compiled)
     # Compact alone is 50 + 8 rows, and in this world parts save nothing; half of the batch is 50 + 4.
     assert [(r.flags[-1], r.rows, r.total) for r in found] == [("--batch_size=16", 4, 54), ("--num_devices=2", 8, 54)]
-    assert said[0] == "trying      --optimizer=adamw_compact"
-    found = remedies.find(job(), GPU, 30, 2, lambda _: None, compiled)
+    assert logged[0] == "trying      --optimizer=adamw_compact"
+    found = remedies.find(planned(), GPU, 30, 2, compiled=compiled)
     assert [(r.flags[-1], r.total) for r in found] == [("--num_devices=4", 27)]  # more than four is no other remedy
 
 
 def test_what_the_compiler_refuses_is_no_remedy(sizes) -> None:
-    def refused(one: Job, accelerator):
+    def refused(one: PlannedStep, accelerator):
         return SimpleNamespace(memory=SimpleNamespace(total=1), refused="Ran out of memory")
 
-    assert remedies.find(job(), GPU, 200, 2, lambda _: None, refused) == []
+    assert remedies.find(planned(), GPU, 200, 2, compiled=refused) == []
 
 
 def test_what_the_model_does_not_allow_is_passed_over(sizes) -> None:
-    def refuses(one: Job, accelerator):
+    def refuses(one: PlannedStep, accelerator):
         if one.num_devices < 8:
             raise UserError("--mesh: does not divide")
         return compiled(one, accelerator)
 
-    found = remedies.find(job(), GPU, 30, 1, lambda _: None, refuses)
+    found = remedies.find(planned(), GPU, 30, 1, compiled=refuses)
     assert [r.flags[-1] for r in found] == ["--num_devices=8"]

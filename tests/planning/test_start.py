@@ -7,25 +7,18 @@ import importlib.util
 
 import pytest
 
-from cfprm_jax.config import LossConfig, OptimizerConfig
+from cfprm_jax.config import DeviceConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import ahead
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.planning.start import compile_start
+from cfprm_jax.run.options import TrainConfig
 
 NET = BackboneConfig(512, 256, 1024, 8, 4, 2, 64)
-JOB = ahead.Job(
-    NET,
-    "linear",
-    "bfloat16",
-    "auto",
-    "layer",
-    LossConfig(),
-    OptimizerConfig(optimizer="adamw_compact"),
-    "data=1",
-    1,
-    1,
-    128,
+MODEL = ModelConfig(dtype="bfloat16", remat="layer")
+COMPACT = OptimizerConfig(optimizer="adamw_compact")
+STEP = ahead.PlannedStep(
+    TrainConfig(model=MODEL, optimizer=COMPACT, device=DeviceConfig(mesh="data=1")), NET, 1, 1, 128
 )
 H100 = ACCELERATORS["h100-80gb"]
 LAYER = 4 * 256 * 1024  # the largest matrix, in float32
@@ -39,16 +32,20 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_compact"])
 @pytest.mark.parametrize(("mesh", "devices"), [("data=1", 1), ("fsdp=4", 4)])
 def test_loading_needs_the_state_and_two_layers(optimizer: str, mesh: str, devices: int) -> None:
-    job = dataclasses.replace(JOB, mesh=mesh, num_devices=devices, optimizer=OptimizerConfig(optimizer=optimizer))
-    start = compile_start(job, H100)
+    config = dataclasses.replace(
+        STEP.config, device=DeviceConfig(mesh=mesh), optimizer=OptimizerConfig(optimizer=optimizer)
+    )
+    planned = dataclasses.replace(STEP, config=config, num_devices=devices)
+    start = compile_start(planned, H100)
     assert start.what.startswith("loading backbone.layers.mlp.")
-    state = ahead.state_bytes(job, H100)
+    state = ahead.state_bytes(planned, H100)
     assert 0.99 * state < start.total < state + 2.2 * LAYER / devices + 1e5
 
 
 def test_random_initialisation_is_one_program() -> None:
-    start = compile_start(dataclasses.replace(JOB, init="random"), H100)
+    config = dataclasses.replace(STEP.config, model=dataclasses.replace(MODEL, init="random"))
+    start = compile_start(dataclasses.replace(STEP, config=config), H100)
     assert start.what == "random initialisation"
     # No float32 masters of everything beside the state, only of a parameter or two.
-    state = ahead.state_bytes(JOB, H100)
+    state = ahead.state_bytes(STEP, H100)
     assert state < start.total < state + 2.5 * 8 * LAYER

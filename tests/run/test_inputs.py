@@ -9,7 +9,7 @@ import jax
 
 from cfprm_jax import flags
 from cfprm_jax.data.encoding import load_tokenizer
-from cfprm_jax.run import inputs
+from cfprm_jax.run import data, inputs
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.sharding import rules
 
@@ -21,10 +21,10 @@ def test_held_out_solutions_of_one_step_are_no_error_for_a_coarse_to_fine_run(ti
     config = flags.parse(TrainConfig, ["train", *tiny.arguments("nothing"), f"--eval_data={held_out}"])
     mesh = rules.make_mesh(config.device, jax.devices()[:1])
     tokenizer = load_tokenizer(tiny.directory / "model")
-    said: list[str] = []
-    data = inputs.open_data(config, inputs.materialise(config, tmp_path), tokenizer, mesh, said.append)
-    assert [batch.trajectories for batch in data.held_out] == [1]
-    assert "held out    1 trajectories" in said
+    logged: list[str] = []
+    splits = data.open_splits(config, inputs.materialise(config, tmp_path), tokenizer, mesh, log=logged.append)
+    assert [batch.trajectories for batch in splits.held_out] == [1]
+    assert "held out    1 trajectories" in logged
 
 
 def test_synthetic_stands_for_files_made_from_the_seed(tmp_path) -> None:

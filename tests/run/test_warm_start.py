@@ -109,7 +109,7 @@ def test_training_goes_on_from_an_export(adapted, directories, tiny, tmp_path, c
     given = [flag for flag in given if not flag.startswith(("--system_prompt", "--output_dir"))]
     given += [f"--output_dir={tmp_path / 'run'}", "--compile_cache_dir="]
     assert train.main(flags.parse(train.TrainConfig, ["train", *given])) == 0
-    assert "goes on     a PRM with a mlp head" in capsys.readouterr().out
+    assert "warm start  a PRM with a mlp head" in capsys.readouterr().out
     run = loaded_prm.load_for_inference(tmp_path / "run", "float32")
     assert run.encoding == dataclasses.replace(THEIRS, max_length=128)
     assert {"--head=mlp", "--system_prompt=Judge."} <= set((tmp_path / "run" / "run.flags").read_text().splitlines())

@@ -1,0 +1,159 @@
+"""Training and held-out batches of a run, from its options and corpora."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import transformers
+from jax.sharding import Mesh
+
+from cfprm_jax.config import LossConfig
+from cfprm_jax.data.corpus import Corpus, open_corpus
+from cfprm_jax.data.loader import Batch, Loader, evaluation_batches
+from cfprm_jax.errors import UserError
+from cfprm_jax.run import summary
+from cfprm_jax.run.inputs import LogLine, Sources
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime import caches
+from cfprm_jax.runtime.progress import ProgressLine, duration
+from cfprm_jax.sharding import rules
+
+
+class DataSplits(NamedTuple):
+    """Training batches, and those of the held-out split."""
+
+    loader: Loader
+    held_out: list[Batch]  # empty without a held-out split
+    report: dict[str, Any]  # counts of the training corpus
+
+
+def open_splits(
+    config: TrainConfig,
+    sources: Sources,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    mesh: Mesh,
+    *,
+    log: LogLine = lambda _: None,
+) -> DataSplits:
+    """The training batches, and those of the held-out split."""
+    train = training_corpus(config, sources, tokenizer, log=log)
+    for line in summary.corpus(train.report):
+        log(f"train       {line}")
+    if config.loss.redundancy:
+        refuse_without_redundancy(train.report)
+    loader = training_loader(config, train, mesh)
+    held_out: list[Batch] = []
+    if held_out_fraction(config, sources) or sources.held_out:
+        split = held_out_corpus(config, sources, tokenizer, train, log=log)
+        most = config.eval.eval_max_trajectories
+        rows = rules.row_multiple(mesh)
+        held_out = evaluation_batches(
+            split, config.packing, config.encoding, most, rows, redundancy=config.loss.redundancy
+        )
+    number = sum(batch.trajectories for batch in held_out)
+    log(f"held out    {number:,} trajectories" if held_out else "held out    no question, so there is no evaluation")
+    return DataSplits(loader, held_out, train.report)
+
+
+def held_out_fraction(config: TrainConfig, sources: Sources) -> float:
+    """The share of the training questions that is held out; 0 with a held-out corpus."""
+    return 0.0 if sources.held_out else config.eval.eval_fraction
+
+
+def training_corpus(
+    config: TrainConfig,
+    sources: Sources,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    *,
+    log: LogLine = lambda _: None,
+) -> Corpus:
+    """The tokenised training corpus, without the questions that are held out."""
+    questions = "train" if held_out_fraction(config, sources) else "all"
+    return _open(config, sources, tokenizer, sources.train, questions, log)
+
+
+def held_out_corpus(
+    config: TrainConfig,
+    sources: Sources,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    train: Corpus,
+    *,
+    log: LogLine = lambda _: None,
+) -> Corpus:
+    """The tokenised held-out corpus, at the finest granularity of the training corpus."""
+    finest = dataclasses.replace(config.granularity, granularities=(str(train.granularities[0]),))
+    at_finest = dataclasses.replace(config, granularity=finest)
+    questions = "held_out" if held_out_fraction(config, sources) else "all"
+    return _open(at_finest, sources, tokenizer, sources.held_out or sources.train, questions, log)
+
+
+def _open(
+    config: TrainConfig,
+    sources: Sources,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    paths: tuple[str, ...],
+    questions: str,
+    log: LogLine,
+) -> Corpus:
+    """One side of the split, at the granularities of config, with a progress line while it is tokenised."""
+    line = ProgressLine("tokenising")
+
+    def show(share: float) -> None:
+        if jax.process_index() == 0:
+            line.show(lambda: f"{share:.0%} of the corpus, {duration(line.elapsed)} so far", share)
+
+    opened = open_corpus(
+        paths,
+        config.read,
+        config.granularity,
+        config.encoding,
+        tokenizer,
+        caches.cache_directory(config.run.data_cache_dir, "corpora"),
+        questions,
+        held_out_fraction(config, sources),
+        show,
+        lambda text: log(f"corpus      {text}"),
+    )
+    line.clear()
+    return opened
+
+
+def training_loader(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> Loader:
+    """The batches of a run over this corpus, in rows that divide over the devices and microbatches."""
+    return Loader(
+        corpus,
+        config.granularity,
+        config.packing,
+        config.encoding,
+        config.run.seed,
+        rules.row_multiple(mesh) * config.optimizer.accumulation,
+        second_targets(config.loss),
+    )
+
+
+def second_targets(loss: LossConfig) -> str:
+    """Which redundancy targets the loader gives: those of each distinct step once where labels count so."""
+    if not loss.redundancy:
+        return ""
+    return "node" if loss.label_weight == "node" else "trajectory"
+
+
+def refuse_without_redundancy(report: Mapping[str, Any]) -> None:
+    """UserError unless a corpus has both steps that are redundant and steps that are known to be of use.
+
+    Args:
+      report: of the training corpus.
+    """
+    counts = {
+        granularity: (entry["redundant_steps"], entry["useful_steps"])
+        for granularity, entry in report["granularities"].items()
+    }
+    if not any(redundant and useful for redundant, useful in counts.values()):
+        found = "; ".join(f"C={g}: {r:,} redundant, {u:,} of use" for g, (r, u) in counts.items())
+        raise UserError(
+            f"--redundancy_weight needs steps rated 0 and steps rated 1, as PRM800K has among its alternatives, or a "
+            f'field "redundancy"; {", ".join(report["files"])} has none of one kind ({found})'
+        )
