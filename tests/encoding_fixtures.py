@@ -16,7 +16,7 @@ SOLUTIONS = (
     ["First the sum."],
     ["So <|end|> the\n\nanswer"],
 )
-# What tells the two published families of causal models; the rest of their model cards does not matter here.
+# The parts of the model cards by which the two published families of causal models are recognised.
 SHEPHERD_CARD = "step_tag = 'ки'\ncandidate_tokens = tokenizer.encode('+ -')[1:]"
 RLHFLOW_CARD = "This is a process-supervised reward (PRM) from [RLHFlow/RLHF-Reward-Modeling](https://github.com)"
 TEMPLATE = (

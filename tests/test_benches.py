@@ -78,7 +78,7 @@ def test_operations_of_a_step_are_summed_by_their_kind(bench: types.SimpleNamesp
 
 
 def test_what_a_start_says_is_taken_apart(bench: types.SimpleNamespace) -> None:
-    said = [
+    lines = [
         "devices  1 x cpu",
         "model  m",
         "train  1 row",
@@ -88,9 +88,9 @@ def test_what_a_start_says_is_taken_apart(bench: types.SimpleNamespace) -> None:
         "steps  2",
         "weights  w",
     ]
-    said += ["step 1/1  C=1  loss 0.5", "step 1: held-out"]
+    lines += ["step 1/1  C=1  loss 0.5", "step 1: held-out"]
     seconds = iter(range(1, 20))
-    found = bench.startup.marks(said, lambda: float(next(seconds)))
+    found = bench.startup.marks(lines, lambda: float(next(seconds)))
     log = [
         "Finished tracing + transforming train_step for pjit in 0.5 sec",
         "Finished XLA compilation of jit(train_step) in 1.25e+00 sec",

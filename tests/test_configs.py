@@ -1,4 +1,4 @@
-"""Every flag file under configs/ parses and resolves to the experiment that its name says."""
+"""Every flag file under configs/ parses and resolves to the experiment of its name."""
 
 from __future__ import annotations
 

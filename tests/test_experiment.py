@@ -94,11 +94,11 @@ def test_everything_is_written(done):
 
 
 def test_the_laboratorys_data(done):
-    asked = {}
+    questions = {}
     for level in ("some", "none"):
         folder = done / "out" / "laboratory" / level
         tests = {t: [json.loads(line) for line in (folder / f"{t}.jsonl").open()] for t in ("short", "long")}
-        asked[level] = {t: [row["question"] for row in rows] for t, rows in tests.items()}
+        questions[level] = {t: [row["question"] for row in rows] for t, rows in tests.items()}
         assert all(len(row["candidates"]) == 8 for rows in tests.values() for row in rows)
         for row in (*tests["short"], *tests["long"]):
             problem = judge.parse_problem(row["question"])
@@ -113,12 +113,12 @@ def test_the_laboratorys_data(done):
             # Solutions end at their first mistake, or with their second step.
             assert all(False not in row["labels"][:-1] for row in rows if len(row["labels"]) > 2)
             trained.append({row["prompt"] for row in rows})
-            assert trained[-1].isdisjoint(asked[level]["short"] + asked[level]["long"])
+            assert trained[-1].isdisjoint(questions[level]["short"] + questions[level]["long"])
         assert trained[0] != trained[1]
-    assert asked["some"] == asked["none"], "the same questions at every redundancy, so that levels can be compared"
+    assert questions["some"] == questions["none"], "the same questions at every redundancy"
 
 
-def test_it_goes_on_where_it_was_and_cells_come_out_the_same_to_the_bit(done, capsys):
+def test_it_resumes_and_cells_come_out_the_same_to_the_bit(done, capsys):
     before = {path: path.read_bytes() for path in cell_files(done)}
     lost = [path for path in before if "q_ranking.c2" in str(path) or "bce.plain.1" in str(path)]
     for path in lost:
@@ -177,8 +177,8 @@ def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
         assert bon.main(config) == 0
         rows = json.loads((results / "results.json").read_text())["rows"]
         for aggregation in AGGREGATIONS:
-            told = [r["accuracy"] for r in rows if (r["method"], r["aggregation"]) == ("best_of_n", aggregation)]
-            assert told == summary["accuracy"][f"{test}/{aggregation}/first"]
+            accuracies = [r["accuracy"] for r in rows if (r["method"], r["aggregation"]) == ("best_of_n", aggregation)]
+            assert accuracies == summary["accuracy"][f"{test}/{aggregation}/first"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The script for one accelerator runs, on the CPU and tiny shapes, with hardly a package, and says what it found."""
+"""The check of one accelerator: it runs on the CPU with tiny shapes and few packages, and reports its results."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_budget(environment: dict[str, str]) -> None:
     assert done.returncode == 1  # nothing was shown
 
 
-def test_says_at_once_what_is_missing(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+def test_missing_packages_are_listed_at_once(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nfind = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name in ('flax', 'absl') else find(name, *rest)\n"
@@ -146,7 +146,7 @@ EQUAL = {"same_process": True, "other_process": True}
 
 
 @pytest.mark.parametrize(
-    ("part", "kind", "result", "says"),
+    ("part", "kind", "result", "problem"),
     [
         ("parity_xla", "parity", {"rows": [{**ROW, "passed": False}]}, "parity_xla bfloat16 is off"),
         ("parity_xla", "parity", {"rows": [ROW], "failed": "out of memory"}, "parity_xla failed: out of memory"),
@@ -159,10 +159,10 @@ EQUAL = {"same_process": True, "other_process": True}
         ("parity_cudnn", "parity", {"refused": "not an NVIDIA GPU"}, None),
     ],
 )
-def test_verdict(check: Any, part: str, kind: str, result: dict[str, Any], says: str | None) -> None:
+def test_verdict(check: Any, part: str, kind: str, result: dict[str, Any], problem: str | None) -> None:
     results = {"parity_blockwise": {"rows": [ROW]}, part: result}
     found = check.verdict({"parity_blockwise": "parity", part: kind}, results)
-    assert found == ([says] if says else [])
+    assert found == ([problem] if problem else [])
 
 
 def test_nothing_compared_is_no_success(check: Any) -> None:

@@ -1,7 +1,7 @@
 """Which package may import which: one list from low to high, and no circle.
 
-A package imports only those before it. So nothing below the commands knows a command or a flag, and what scores and
-samples knows nothing that trains. Imports inside functions and under TYPE_CHECKING count too.
+A package imports only those before it. So nothing below the commands depends on a command or a flag, and scoring and
+sampling do not depend on training. Imports inside functions and under TYPE_CHECKING count too.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ for room, modules in json.loads(sys.argv[1]).items():
 def test_what_scores_loads_nothing_that_trains() -> None:
     """All modules of each package that scores in a process of its own, which has none of cfprm_jax before."""
     modules = graph(ROOT / "cfprm_jax")
-    wanted = {name: sorted(m for m in modules if room(m) == name) for name in SCORING}
+    modules_of = {name: sorted(m for m in modules if room(m) == name) for name in SCORING}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOADED, json.dumps(wanted)],
+        [sys.executable, "-W", "ignore", "-c", LOADED, json.dumps(modules_of)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -176,7 +176,7 @@ def test_what_scores_loads_nothing_that_trains() -> None:
     loaded = dict(json.loads(line) for line in done.stdout.splitlines())
     assert list(loaded) == list(SCORING)
     for name, modules in loaded.items():
-        assert set(wanted[name]) <= set(modules)
+        assert set(modules_of[name]) <= set(modules)
         above = {module for module in modules if level(room(module)) > level(name)}
         assert not above, name
         assert not {room(module) for module in modules} & set(LEARNING)

@@ -168,7 +168,7 @@ def test_a_tree_that_is_cut_agrees(seed: int) -> None:
 
 
 def test_every_parameter_counts() -> None:
-    """Otherwise an agreement of gradients would say nothing of it; attention, too, looks at what is far away."""
+    """Otherwise the comparison of gradients would be vacuous; attention, too, depends on distant tokens."""
     grads = dict(walk(evaluate(params(), packed(a_family(0), "none", SHORT)).grads))
     largest = max(np.abs(leaf).max() for leaf in grads.values())
     assert all(np.abs(leaf).max(axis=tuple(range(1, leaf.ndim))).min() > 1e-3 * largest for leaf in grads.values())

@@ -203,7 +203,7 @@ def test_the_same_solution_again_changes_nothing() -> None:
 
 
 def test_labels_that_differ_are_averaged() -> None:
-    """Two of three say wrong; an unlabelled first occurrence carries what the others say."""
+    """Two of three labels are negative; an unlabelled first occurrence carries the label of the others."""
     (one, *_) = a_family(0, 1)
     nan = float("nan")
     rows = [[nan, 1, 0, nan, 1, nan], [0.7, 0, 1, nan, 1, nan], [0.7, 0, 1, nan, 1, nan]]

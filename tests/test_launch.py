@@ -126,13 +126,13 @@ def test_slurm_trains_with_two_real_processes(tiny, tmp_path) -> None:
 @pytest.mark.parametrize(("status", "ends", "requeued"), [(0, 0, False), (75, 0, True), (2, 2, False)])
 def test_slurm_requeues_a_run_that_was_stopped(tmp_path, status: int, ends: int, requeued: bool) -> None:
     executable(tmp_path / "srun", f"#!/bin/sh\nexit {status}\n")
-    executable(tmp_path / "scontrol", f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    executable(tmp_path / "scontrol", f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CFPRM_HOME": str(ROOT)}
     environment |= {"SLURM_JOB_ID": "77", "CFPRM_REQUEUE": "1"}
     assert subprocess.run(["bash", LAUNCH / "slurm.sh"], env=environment).returncode == ends
-    assert (tmp_path / "asked").exists() == requeued
+    assert (tmp_path / "arguments").exists() == requeued
     if requeued:
-        assert (tmp_path / "asked").read_text() == "requeue 77\n"
+        assert (tmp_path / "arguments").read_text() == "requeue 77\n"
 
 
 # The fields of the objects that the file uses, with their types. "!" is required; a list holds the type of its items.
@@ -254,7 +254,7 @@ def test_kubernetes_parts_fit_each_other_and_the_command(job_set) -> None:
     # The flags of XLA are those of the scripts.
     script = (LAUNCH / "gpu_environment.sh").read_text()
     (size,) = re.findall(r"message_bytes=(\d+)", script)
-    told = re.findall(r"(--xla\w+)=\$message_bytes", script)
-    assert environment["XLA_FLAGS"].split() == [f"{flag}={size}" for flag in told]
+    names = re.findall(r"(--xla\w+)=\$message_bytes", script)
+    assert environment["XLA_FLAGS"].split() == [f"{flag}={size}" for flag in names]
     for variable in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "JAX_OPTIMIZATION_LEVEL"):
         assert f'{variable}="${{{variable}:-{environment[variable]}}}"' in script

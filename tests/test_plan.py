@@ -120,7 +120,7 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused() -> None:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch):
-    """A compiler whose steps take 60 GiB, or what a test says."""
+    """A compiler whose steps take 60 GiB, or the value of the test."""
 
     def install(total: float, refused: str = "", at_start: float = 1.0) -> None:
         def compile_step(planned, accelerator):
@@ -168,7 +168,7 @@ def test_the_start_counts_where_it_is_more(stand_in, capsys) -> None:
 
 @needs_gpu_compiler
 def test_the_command(tmp_path: pathlib.Path) -> None:
-    """In an environment that says nothing of platforms, on a network that does not fit a card of next to no memory."""
+    """In an environment without platform variables, on a network that does not fit an accelerator of little memory."""
     raw = {"model_type": "qwen2", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512}
     raw |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw))

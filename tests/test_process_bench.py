@@ -168,7 +168,7 @@ def test_published_files_are_read(shared):
     rows = list(process_bench.read([str(shared / "data" / "process_bench" / "*.json")]))
     assert {name: sum(r["subset"] == name for r in rows) for name in ("gsm8k", "math")} == {"gsm8k": 400, "math": 1000}
     assert sum(r["label"] == -1 for r in rows) == 193 + 406
-    # A scorer that knows the truth has F1 1.
+    # A perfect scorer has F1 1.
     for r in rows:
         r["step_scores"] = [0.1 if place == r["label"] else 0.9 for place in range(len(r["steps"]))]
     outcome = process_bench.evaluate(rows, process_bench.ProcessBenchConfig())

@@ -45,7 +45,7 @@ def test_a_model_is_told_by_its_content(model, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "now", "told"),
+    ("saved", "now", "message"),
     [
         (("a", "x"), ("b", "x"), None),
         (("a", "x"), ("a", "y"), "content of the model was x and is y"),
@@ -55,12 +55,12 @@ def test_a_model_is_told_by_its_content(model, tmp_path) -> None:
         (("a", None), ("b", "y"), "model was a and is b"),
     ],
 )
-def test_a_run_is_refused_by_content_where_it_is_known(saved, now, told) -> None:
+def test_a_run_is_refused_by_content_where_it_is_known(saved, now, message) -> None:
     current = meta(*now)["fingerprint"]
-    if told is None:
+    if message is None:
         train.refuse_another_run(pathlib.Path("run"), meta(*saved), current)
         return
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         train.refuse_another_run(pathlib.Path("run"), meta(*saved), current)
 
 

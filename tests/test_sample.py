@@ -123,9 +123,9 @@ def test_killed_at_random_points_the_file_is_the_same(expected, policy, question
     ]  # fmt: skip
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     random.seed(0)
-    for wanted in (1, 3):
+    for rows in (1, 3):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") >= wanted):
+        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") >= rows):
             time.sleep(0.001)
         time.sleep(random.random() * 0.02)
         process.send_signal(signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_killed_at_random_points_the_file_is_the_same(expected, policy, question
         (["--max_new_tokens=2045"], "mine.jsonl:1 and 5 more: prompt and --max_new_tokens=2045 together are beyond"),
         (["--temperature=-1"], "temperature"),
         (["--top_p=0"], "top_p"),
-        (["--resume=always"], "there is nothing to go on with"),
+        (["--resume=always"], "--resume=always"),
         (["--mesh=data=3"], "--mesh=data=3"),
     ],
 )

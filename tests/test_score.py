@@ -134,7 +134,7 @@ def test_a_bad_row_leaves_no_output_behind(prm, world, tmp_path, capsys):
 def test_an_output_that_exists_is_kept(prm, world, tmp_path, capsys):
     output = tmp_path / "scored.jsonl"
     output.write_text("precious")
-    for resume, reason in (("never", "exists already"), ("auto", "does not say what the rows there are of")):
+    for resume, reason in (("never", "exists already"), ("auto", "scored.jsonl.config.json")):
         assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}", f"--resume={resume}") == 2
         assert reason in capsys.readouterr().err and output.read_text() == "precious"
 
@@ -173,9 +173,9 @@ def test_killed_at_random_points_the_file_is_the_same(prm, world, tmp_path, suff
     process = start(straight)
     assert process.wait() == 0, process.stderr.read()
     partial = killed.with_name(f"{killed.name}.partial")
-    for wanted in (1, 130) if not suffix else (70,):
+    for rows in (1, 130) if not suffix else (70,):
         process = start(killed)
-        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") >= wanted):
+        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") >= rows):
             time.sleep(0.0005)
         process.kill()
         assert process.wait() in (-9, 0), process.stderr.read()

@@ -101,7 +101,7 @@ def test_help_into_a_pipe_that_is_closed_says_nothing() -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-# The locale C as Python takes it, as it takes it when told not to, and streams that are ASCII in any locale.
+# The locale C as Python coerces it, C without coercion, and streams that are ASCII in any locale.
 LOCALES = [
     {"LC_ALL": "C"},
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
@@ -204,9 +204,9 @@ def test_a_hangup_is_ignored_under_nohup() -> None:
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 from cfprm_jax.runtime.signals import StopSignal
-with StopSignal().installed() as asked:
+with StopSignal().installed() as stop:
     os.kill(os.getpid(), signal.SIGHUP)
-    print(asked())
+    print(stop())
 """
     run = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert run.stdout == "None\n"

@@ -30,7 +30,7 @@ def straight(tiny) -> tuple[pathlib.Path, str]:
 
 
 def test_a_run(world, straight) -> None:
-    """It says what it does; everything is where it should be; coarse before fine; loadable for scoring."""
+    """The log, the files of the run, coarse before fine, and loading for scoring."""
     run, text = straight
     for expected in (
         "devices     1 x cpu",
@@ -118,7 +118,7 @@ def test_refusals(tiny, world, straight) -> None:
     other = world / "other.jsonl"
     write_corpus(other, 31)
     assert "--resume" in refused([*given, "--resume=auto", f"--train_data={other}"])
-    assert "holds no run to go on with" in refused([*tiny.arguments("nothing"), "--resume=always"])
+    assert "--resume=always: " in refused([*tiny.arguments("nothing"), "--resume=always"])
     assert "--platform=gpu" in refused([*tiny.arguments("nothing"), "--platform=gpu"])
     assert "--mesh=data=3" in refused([*tiny.arguments("nothing"), "--mesh=data=3"])
     assert "safetensors" in refused([*tiny.arguments("nothing"), "--init=pretrained"])
@@ -144,7 +144,7 @@ def test_candidates_that_the_table_cannot_use_are_refused_before_training(tiny, 
     candidates.write_text(json.dumps(row))
     given = [*tiny.arguments("nothing"), f"--bon_candidates={candidates}"]
     assert 'candidates.jsonl:1: candidate 1 has no "correct"' in refused([*given, "--bon_n=2"])
-    assert "2 candidates, but --bon_n wants to choose among 4" in refused([*given, "--bon_n=4"])
+    assert re.search("2 candidates, .*--bon_n.* 4", refused([*given, "--bon_n=4"]))
     assert "--bon_n: 'x' is not a whole number from 1" in refused([*given, "--bon_n=x"])
     assert not (world / "nothing").exists()
 

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C at any time of a real run: one line that says what is saved and how to go on, and a status."""
+"""SIGTERM and Ctrl-C at any time of a real run: one line with what is saved and how to resume, and an exit status."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def signalled(process: subprocess.Popen, line: str, number: signal.Signals) -> t
     """Status and output of a process that got a signal when it had printed a line that begins so."""
     limit = threading.Timer(200, process.kill)
     limit.start()
-    said = []
+    printed = []
     for text in process.stdout:
-        said.append(text)
+        printed.append(text)
         if text.startswith(line):
             process.send_signal(number)
             break
-    said.append(process.stdout.read())
+    printed.append(process.stdout.read())
     status = process.wait()
     limit.cancel()
-    return status, "".join(said)
+    return status, "".join(printed)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from cfprm_jax.checkpoints import retention, saving
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Make a file system of so many bytes, and give it another size later."""
+    """Make a file system of a given size in bytes, and change its size later."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
@@ -43,7 +43,7 @@ def occupied(folder: pathlib.Path) -> int:
 
 
 def test_a_full_disk_costs_nothing_that_was_saved(tiny, small_disk) -> None:
-    """Room for two checkpoints, not three: one line, no traceback, no waiting; with more room it goes on as ever."""
+    """Room for two checkpoints, not three: one line, no traceback, no hang; with more room the run resumes."""
     straight, _ = tiny.straight()
     newest = occupied(straight / "checkpoints" / str(saving.newest(straight)))
     others = occupied(straight) - occupied(straight / "checkpoints")
@@ -65,7 +65,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(tiny, small_disk) -> None:
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tiny) -> None:
-    """Flipped bits in the weights on disk: said, set aside, and the end is that of the undisturbed run."""
+    """Flipped bits in the weights on disk: logged, set aside, and the run ends as the undisturbed one."""
     straight, _ = tiny.straight()
     run = tiny.directory / "damaged"
     shutil.copytree(straight, run)

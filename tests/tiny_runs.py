@@ -110,7 +110,7 @@ class TinyRuns:
         )
 
     def environment(self, devices: int = 1) -> dict[str, str]:
-        """Of a process with so many CPU devices."""
+        """The environment of a process with the given number of CPU devices."""
         return {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -149,7 +149,7 @@ def finish(process: subprocess.Popen, status: int = 0) -> str:
 
 
 def rows(run: pathlib.Path) -> list[dict]:
-    """metrics.jsonl without what a clock or a machine says."""
+    """metrics.jsonl without times and figures of the machine."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in MEASURED} for line in lines]
 

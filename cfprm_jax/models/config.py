@@ -175,6 +175,9 @@ class BackboneConfig:
             rope = {**dataclasses.asdict(self.rope_scaling), "rope_type": "llama3"}
             own["rope_scaling"] = rope
         kept = json.loads(self.source)
+        if kept.get("sliding_window") is not None and not self.family.window_keys(None):
+            # transformers ignores a window in this family, and this model was trained without; other readers apply it.
+            fixed |= {"sliding_window": None, "use_sliding_window": False}
         default = self.family.defaults.get("head_dim", self.hidden_size // self.num_attention_heads)
         if "head_dim" not in kept and self.head_dim == default:
             del own["head_dim"]

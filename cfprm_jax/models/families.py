@@ -52,8 +52,9 @@ class Family:
         attention_bias for the first two and by mlp_bias.
       qk_norm: queries and keys are normed, each head on its own, before the rotary embedding.
       defaults: values of absent keys where they are not those of BackboneConfig; as in transformers.
-      window: the sliding window of the attention, from config.json; None where every token sees all before it.
-      window_keys: keys of config.json that a window stands for.
+      window: the sliding window of the attention, from config.json; None where every token sees all before it. The
+        default ignores the keys of a window, as transformers does in this family.
+      window_keys: keys of config.json for a window, as export writes them.
       layer_types: values that layer_types may have.
       reward_classes: vLLM has {classes}ForProcessRewardModel and {classes}ForRewardModel.
     """
@@ -89,9 +90,6 @@ class Family:
             if fixed is not None:
                 whose = " (q, k and v have biases)" if fixed else ""
                 rules[key] = (functools.partial(operator.is_, fixed), str(fixed).lower() + whose)
-        if self.window({"use_sliding_window": True, "num_hidden_layers": 1 << 10}) is None:
-            rules["sliding_window"] = (lambda value: False, "null")
-            rules["use_sliding_window"] = (lambda value: not value, "false")
         return rules
 
 

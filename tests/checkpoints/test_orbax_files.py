@@ -1,4 +1,4 @@
-"""What Orbax's threads complain about after a failed save stays unheard; everything else is heard."""
+"""Errors of Orbax's threads after a failed save are suppressed; all others are reported."""
 
 from __future__ import annotations
 

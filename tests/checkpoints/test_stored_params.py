@@ -24,12 +24,12 @@ def test_masters_come_back_exactly(setup, batch, tmp_path, optimizer: str) -> No
     place = setup("fsdp=2", 2, optimizer=optimizer).param_shardings
     saved = saving.read_meta(tmp_path, 1)["checksums"]
     for dtype in (jnp.float32, jnp.bfloat16):
-        wanted = jax.tree.map(
+        abstract = jax.tree.map(
             lambda x, where, d=dtype: jax.ShapeDtypeStruct(x.shape, d, sharding=where), masters, place
         )
         seen: dict[str, int] = {}
         found = stored_params.read(
-            tmp_path / "checkpoints" / "1", wanted, lambda part, seen=seen: seen.update(checksums.of_state(part))
+            tmp_path / "checkpoints" / "1", abstract, lambda part, seen=seen: seen.update(checksums.of_state(part))
         )
         jax.tree.map(lambda x, y, d=dtype: np.testing.assert_array_equal(x, y.astype(d)), found, masters)
         kernel = found["mix"]["kernel"]

@@ -61,7 +61,7 @@ def make_rows():
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The directory of a small tokenizer that knows the marker."""
+    """The directory of a small tokenizer that has the marker."""
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 

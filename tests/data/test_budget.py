@@ -1,4 +1,4 @@
-"""Batches of at most so many computed tokens: whole records, exact counts, what is larger than a step."""
+"""Batches under a budget of computed tokens: whole records, exact counts, records that are larger than a step."""
 
 from __future__ import annotations
 

@@ -293,11 +293,11 @@ def test_nothing_to_train_on_is_an_error_but_nothing_held_out_is_not(opened, mak
 def test_progress_is_told(opened, make_rows, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_build, "_BATCH", 10)
     rows = [{"prompt": f"q{i}", "completions": ["s"], "labels": [1]} for i in range(100)]
-    told: list[float] = []
-    opened(make_rows(tmp_path / "r.jsonl", rows), granularities=GranularityConfig(), progress=told.append)
-    assert len(told) >= 9
-    assert told == sorted(told)
-    assert 0 < told[0] <= told[-1] <= 1
+    shares: list[float] = []
+    opened(make_rows(tmp_path / "r.jsonl", rows), granularities=GranularityConfig(), progress=shares.append)
+    assert len(shares) >= 9
+    assert shares == sorted(shares)
+    assert 0 < shares[0] <= shares[-1] <= 1
 
 
 def test_bad_rows_that_are_allowed_are_listed(opened, data, make_rows):

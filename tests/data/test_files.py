@@ -58,7 +58,7 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("packed", ["plain", "gzip"])
 def test_every_form_gives_the_same_rows(tmp_path: pathlib.Path, form: str, packed: str) -> None:
-    # The name says nothing: what a file is, its content tells.
+    # A file's kind is detected from its content, not its name.
     path = written(tmp_path / "corpus.dat", form)
     if packed == "gzip":
         path.write_bytes(gzip.compress(path.read_bytes()))
@@ -169,7 +169,7 @@ def test_paths_and_patterns(tmp_path: pathlib.Path) -> None:
     assert names(tmp_path / "b.jsonl") == ["b.jsonl"]
     assert names([tmp_path / "b.jsonl", str(tmp_path / "*.jsonl")]) == ["b.jsonl", "a.jsonl", "odd[1].jsonl"]
     assert names(str(tmp_path / "odd[1].jsonl")) == ["odd[1].jsonl"]
-    # Two files of one name are told apart in messages and records.
+    # Two files of one name have different names in messages and records.
     assert names(str(tmp_path / "**/a.jsonl")) == [str(tmp_path / "a.jsonl"), str(tmp_path / "deep/a.jsonl")]
     with pytest.raises(UserError, match=r"nothing\*: no such file matches"):
         expand(str(tmp_path / "nothing*"))

@@ -1,4 +1,4 @@
-"""Batches: every trajectory once a pass, stages apart, and batch k the same whoever asks for it and when."""
+"""Batches: every trajectory once a pass, no batch of two stages, and batch k the same for every reader."""
 
 from __future__ import annotations
 

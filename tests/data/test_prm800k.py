@@ -34,7 +34,7 @@ def test_every_shape() -> None:
         ("2", ("Divide 6 by 2.", "6 / 2 = 3."), [1, 1]),
         ("2", ("Divide 6 by 2.",), [1]),
         ("3", ("7 is less than 9.",), [1]),
-        # A chosen completion without a rating goes on unlabelled, and the human one beside it is not taken.
+        # A chosen completion without a rating continues the path unlabelled; the human one beside it is not used.
         ("5", ("1 + 1 = 2.",), [1]),
         ("5", ("One and one.",), [X]),
         ("6", ("8 * 2 = 16.",), [1]),

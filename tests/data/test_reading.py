@@ -20,7 +20,7 @@ from cfprm_jax.data.formats.grouping import Grouping
 from cfprm_jax.errors import UserError
 
 INPUTS = pathlib.Path(__file__).parent / "inputs"
-# A format that no reader has heard of: rows are single steps, and "end" ends a record.
+# A new format: rows are single steps, and "end" ends a record.
 SINGLE_STEPS = types.ModuleType("single_steps")
 SINGLE_STEPS.NAME, SINGLE_STEPS.FIELDS = "single_steps", ("step", "end")
 SINGLE_STEPS.matches = lambda row: "step" in row
@@ -59,8 +59,8 @@ def test_formats_are_told_apart_by_content(tmp_path: pathlib.Path) -> None:
     assert report.fraction == 1.0
     for name in NAMES:
         (tmp_path / "unnamed").write_bytes((INPUTS / f"{name}.jsonl").read_bytes())
-        told, named = list(read(tmp_path / "unnamed")), list(read(tmp_path / "unnamed", data_format=name))
-        assert told == named
+        detected, named = list(read(tmp_path / "unnamed")), list(read(tmp_path / "unnamed", data_format=name))
+        assert detected == named
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -54,6 +54,18 @@ def test_transformers_loads_it_and_scores_the_same(classes, random_params, make_
     jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
+def test_a_window_without_effect_is_not_exported(random_params, tiny_tokenizer, tmp_path):
+    """Readers other than transformers would apply it."""
+    backbone = config_of("Llama").backbone
+    raw = {**backbone.to_hf(), "sliding_window": 8, "use_sliding_window": True}
+    config = PRMConfig(BackboneConfig.from_hf(raw))
+    assert config.backbone.sliding_window is None and config.backbone.longest == (128, "max_position_embeddings")
+    loading.export(tmp_path / "model", random_params(config), config, tiny_tokenizer, ENCODING, dtype="float32")
+    written = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert written["sliding_window"] is None and written["use_sliding_window"] is False
+    assert loading.read_config(tmp_path / "model")[0] == backbone
+
+
 def test_classes_of_qwen2_are_refused_for_others(random_params, tiny_tokenizer, tmp_path):
     config = config_of("Llama")
     for head, instead in (("linear", "name token_classification"), ("mlp", "no other format holds it")):

@@ -1,4 +1,4 @@
-"""Reward heads as tensors: a linear head in two layers is told exactly, and only it."""
+"""Reward heads as tensors: a linear head in two layers is recognised exactly, and only it."""
 
 from __future__ import annotations
 

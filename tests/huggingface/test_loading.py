@@ -1,4 +1,4 @@
-"""Loading: every head, sharded and not, every type; each thing that can be wrong with a checkpoint, said by name."""
+"""Loading: every head, sharded and not, every type; each fault of a checkpoint is reported by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = jax.random.key(7)
 
 
 def tensors_of(config, dtype=np.float32, labels=0, seed=0):
-    """Random tensors of a checkpoint, by name; a reward head with so many labels, or none and an lm_head."""
+    """Random tensors of a checkpoint, by name; a reward head with `labels` rows, or none and an lm_head."""
     generator = np.random.default_rng(seed)
     tensors = {}
     for path, spec in walk(param_specs(config)):
@@ -310,7 +310,7 @@ def test_a_bias_that_is_lost_with_its_shard_is_not_0(tmp_path):
     [(np.float32, "float32"), (np.float16, "float32"), (ml_dtypes.bfloat16, "bfloat16")],
 )
 def test_the_type_of_the_weights(stored, expected, tmp_path):
-    """Whatever config.json says, or does not; the head is float32 in many a bfloat16 model."""
+    """Whatever config.json has; the head is float32 in many a bfloat16 model."""
     tensors = tensors_of(CONFIG, stored, labels=2)
     tensors |= {name: tensors[name].astype(np.float32) for name in ("score.weight", "score.bias")}
     write(tmp_path, tensors)

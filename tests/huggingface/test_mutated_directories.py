@@ -2,7 +2,7 @@
 
 A result is right if independent readers of the same files agree with it: the safetensors library on every bit of every
 weight, the tokenizers library and transformers' own rendering on the tokens, plain JSON on everything else. What the
-scores depend on is then what the files say.
+scores depend on is then that of the files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Headers, chunks and shards against the safetensors library; damage of each kind told apart."""
+"""Headers, chunks and shards against the safetensors library; each kind of damage has its own error."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def with_token(model, tmp_path):
-    """A directory whose tokenizer has another token in the place of the marker, in the vocabulary too if told."""
+    """A directory whose tokenizer has another token in the place of the marker, optionally in the vocabulary too."""
 
     def make(name, in_vocabulary=False):
         shutil.copytree(model, tmp_path / "model")

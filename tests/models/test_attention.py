@@ -133,7 +133,7 @@ def test_a_token_nobody_sees_changes_nothing_else_by_a_bit(backend, length):
     @jax.jit
     def run(q, k, v):
         out, pull = jax.vjp(lambda *args: attention(*args, end, backend), q, k, v)
-        # Only what the second branch computes asks for a gradient.
+        # Only the second branch's results have a gradient.
         return [out, *pull(jnp.zeros_like(out).at[:, half:].set(1.0))]
 
     before = run(q, k, v)
@@ -219,7 +219,7 @@ def test_auto_takes_what_suits_the_platform(platform, dtype, expected):
 
 
 @pytest.mark.parametrize(
-    ("backend", "platform", "dtype", "change", "says"),
+    ("backend", "platform", "dtype", "change", "message"),
     [
         ("flash", "cpu", "float32", {}, "'flash' is not among: auto, xla, blockwise, cudnn, pallas"),
         ("cudnn", "cpu", "bfloat16", {}, "--attention=cudnn is for NVIDIA GPUs, and this runs on cpu"),
@@ -233,8 +233,8 @@ def test_auto_takes_what_suits_the_platform(platform, dtype, expected):
         ("cudnn", "gpu", "bfloat16", {"head_parts": 7}, "tensor=7 does not divide the 28 query heads and 4 key heads"),
     ],
 )
-def test_a_backend_that_cannot_is_refused_by_name(backend, platform, dtype, change, says):
-    with pytest.raises(UserError, match=says):
+def test_a_backend_that_cannot_is_refused_by_name(backend, platform, dtype, change, message):
+    with pytest.raises(UserError, match=message):
         resolve(backend, platform, dtype, **(SHAPE | change))
 
 

@@ -29,6 +29,7 @@ VARIANTS = {
     "llama": ("Llama", {}),
     "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama scaled": ("Llama", SCALED),
+    "llama with a window, which has no effect": ("Llama", {"sliding_window": 8, "use_sliding_window": True}),
     "mistral": ("Mistral", {"head_dim": 16, "sliding_window": None}),
     "mistral with a window": ("Mistral", {"sliding_window": 45}),
 }

@@ -90,7 +90,7 @@ def test_fresh_adapters_change_nothing(random_params, rows):
             bound = leaf.shape[-1] ** -0.5
             assert 0.9 * bound < np.abs(leaf).max() <= bound and abs(np.mean(leaf)) < 0.2 * bound
     both = lora.combine({"backbone": params["backbone"]}, {**adapters, "head": params["head"]}, ALL.scale)
-    # A compiler may fuse the two programs differently, which is all that may tell them apart.
+    # A compiler may fuse the two programs differently, which is the only allowed difference.
     np.testing.assert_allclose(scores(CONFIG, both, rows), scores(CONFIG, params, rows), rtol=1e-5, atol=1e-6)
 
 

@@ -186,7 +186,6 @@ def test_a_configuration_made_here_writes_itself():
         ({"num_experts": 8}, r"num_experts 8 is not supported; supported: null \(no mixture of experts\)"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported"),
         ({"mlp_bias": True}, "mlp_bias true is not supported; supported: false"),
-        ({"model_type": "llama"}, "sliding_window 131072 is not supported; supported: null"),
         ({"model_type": "mistral", "attention_bias": True}, "attention_bias true is not supported; supported: false"),
         (
             {"model_type": "mistral", "sliding_window": 0},

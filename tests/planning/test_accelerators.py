@@ -1,4 +1,4 @@
-"""The table of accelerators: topologies, memory, and what is said where the compiler is missing."""
+"""The table of accelerators: topologies, memory, and the error where the compiler is missing."""
 
 from __future__ import annotations
 

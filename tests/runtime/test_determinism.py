@@ -1,4 +1,4 @@
-"""What --deterministic asks of XLA and NCCL, and what XLA's compiler for a GPU makes of it: no atomic anywhere."""
+"""--deterministic: the options of XLA and NCCL, and the code of XLA's GPU compiler, which then has no atomics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def abstract_batch(shardings: PackedBatch) -> PackedBatch:
 @pytest.mark.parametrize(("deterministic", "mesh"), [(False, "data=1"), (True, "data=1"), (True, "fsdp=4")])
 def test_an_h100_adds_in_order(tmp_path: pathlib.Path, deterministic: bool, mesh: str) -> None:
     """A train step: no scatter to places that may be equal, no atomic in any kernel in NVIDIA's assembler, and cuDNN,
-    whose kernels are made on the device, is asked for the same by the module's own option."""
+    whose kernels are made on the device, gets the same by an option of the module."""
     place = ahead.open_mesh(ACCELERATORS["h100-80gb"], 4 if "4" in mesh else 1, mesh)
     network = PRMConfig(BackboneConfig(1024, 128, 128, 2, 4, 4, 64), dtype="bfloat16", attention="cudnn")
     built = program.build(network, LossConfig(), OptimizerConfig(), 10, place, deterministic=deterministic)
@@ -71,6 +71,6 @@ def test_an_h100_adds_in_order(tmp_path: pathlib.Path, deterministic: bool, mesh
     kernels = list(tmp_path.glob("*.ptx"))
     assert len(kernels) > 50
     atomic = [path.name for path in kernels if re.search(r"\b(atom|red)\.", path.read_text())]
-    # Without the flag there is one, or this would say nothing.
+    # Without the flag there is one, or this test would be vacuous.
     expected = 0 if deterministic else 1
     assert (len(unordered), len(atomic)) == (expected, expected)

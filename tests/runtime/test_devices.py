@@ -30,7 +30,7 @@ def test_present_platform() -> None:
 
 @dataclasses.dataclass
 class Device:
-    """What a GPU says of itself."""
+    """The description of a GPU."""
 
     used: int
     peak: int

@@ -56,18 +56,18 @@ def test_little_room_is_told(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "present", "told"),
+    ("free", "present", "message"),
     [
         (2.0, 0, "has 2.0 GiB free for 3 of them (3.0 GiB): make room, keep fewer checkpoints, or choose another disk"),
         (1.3, 1, "has 1.3 GiB free for 2 more of them (2.0 GiB)"),
         (0.6, 3, "has 614.4 MiB free for 1 more of them (1.0 GiB)"),
     ],
 )
-def test_what_cannot_fit_is_refused_before_training(monkeypatch, tmp_path, free, present, told) -> None:
+def test_what_cannot_fit_is_refused_before_training(monkeypatch, tmp_path, free, present, message) -> None:
     with_free(monkeypatch, free * 2**30)
     with pytest.raises(UserError, match=r"^--output_dir: a checkpoint has 1\.0 GiB before") as error:
         disk.require_room(tmp_path, STATE, RunConfig(), 5000, present)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_free_of_no_disk() -> None:

@@ -96,7 +96,7 @@ def test_tasks_on_node() -> None:
     assert [distributed.tasks_on_node("8(x2),4,1(x2)", node) for node in range(5)] == [8, 8, 4, 1, 1]
 
 
-def test_alone_nothing_is_asked() -> None:
+def test_a_single_process_uses_no_store() -> None:
     processes = distributed.Processes()
     assert processes.first
     assert processes.gather(3) == [3]
@@ -161,12 +161,12 @@ def test_two_processes_equal_one(tiny, two, candidates) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *(one.params for one in loaded))
     results = [json.loads((d / "best_of_n" / "results.json").read_text()) for d in (run, tiny.directory / "one")]
     assert results[0]["rows"] == results[1]["rows"]
-    # The flags of the run, without where it ran: one process may go on with it.
+    # The flags of the run, without those of the processes: a single process can resume it.
     assert "--num_processes=0" in (run / "run.flags").read_text()
 
 
 def test_a_signal_to_one_stops_both_at_one_step(tiny, two, candidates) -> None:
-    """Only the second gets it; both save, end with the status asked for, and go on to the same end."""
+    """Only the second receives it; both save, exit with the given status, and resume to the same end."""
     run = tiny.directory / "signalled"
     options = {**OPTIONS, "mesh": "fsdp=-1", "checkpoint_every": 1000, "preemption_exit_code": 75}
     given = [*tiny.arguments("signalled", **options), candidates]
@@ -183,22 +183,22 @@ def test_a_signal_to_one_stops_both_at_one_step(tiny, two, candidates) -> None:
 
 @pytest.mark.parametrize(("line", "saved"), [("model", False), ("done", True)])
 def test_a_signal_to_one_ends_both_where_nothing_is_left_to_save(tiny, candidates, line: str, saved: bool) -> None:
-    """Before the first step and in Best-of-N: the first, which did not get it, says it, and only once."""
+    """Before the first step and in Best-of-N: process 0, which did not receive it, prints it, and only once."""
     run = tiny.directory / f"ended_{line}"
     options = {**OPTIONS, "max_steps": 2, "preemption_exit_code": 75}
     first, second = tiny.start_two([*tiny.arguments(run.name, **options), candidates])
-    said = [next(text for text in first.stdout if text.startswith(line))]
+    printed = [next(text for text in first.stdout if text.startswith(line))]
     second.send_signal(signal.SIGTERM)
-    said.append(first.stdout.read())
+    printed.append(first.stdout.read())
     assert (first.wait(60), second.wait(60)) == (75, 75)
-    told = f"step 2 is saved; resume with: python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
-    expected = f"stopped by SIGTERM; {told if saved else 'no step is saved yet'}"
-    assert "".join(said).count("stopped by SIGTERM") == 1 and expected in said[-1]
+    resume = f"step 2 is saved; resume with: python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
+    expected = f"stopped by SIGTERM; {resume if saved else 'no step is saved yet'}"
+    assert "".join(printed).count("stopped by SIGTERM") == 1 and expected in printed[-1]
     assert "stopped by" not in second.stdout.read()
 
 
 def ended(process: subprocess.Popen, seconds: float) -> tuple[int, str]:
-    """Exit status and output of a process that must end by itself within so many seconds."""
+    """Exit status and output of a process that must end by itself within the given seconds."""
     try:
         text, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -223,8 +223,8 @@ def test_different_flags_are_refused(tiny) -> None:
     processes = tiny.start_two(tiny.arguments("different"), "--learning_rate=0.02")
     texts = [ended(process, 120) for process in processes]
     assert [status for status, _ in texts] == [2, 2]
-    told = "what is trained differs between the processes: learning_rate is 0.02 in process 1, 0.01 in 0; all"
-    assert told in texts[0][1]
+    message = "what is trained differs between the processes: learning_rate is 0.02 in process 1, 0.01 in 0; all"
+    assert message in texts[0][1]
 
 
 def test_other_times_to_evaluate_are_refused_too(tiny) -> None:

@@ -1,4 +1,4 @@
-"""The line that tells how far a command is."""
+"""The progress line of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: heard while the main thread is in C, answered as the moment asks, and put back."""
+"""Signals: received while the main thread is in C, handled by the state of the run, and restored."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ from cfprm_jax.runtime.signals import StopSignal
 
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
-    time.sleep(0.01)  # the thread hears of it, too
+    time.sleep(0.01)  # the thread receives it, too
 
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(before[1])
-    asked = StopSignal()
-    with asked.installed(), asked.installed() as inner:
+    stop = StopSignal()
+    with stop.installed(), stop.installed() as inner:
         assert inner() is None
         send(signal.SIGTERM)
-    assert asked() == signal.SIGTERM
+    assert stop() == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before[0]
     assert signal.set_wakeup_fd(before[1]) == before[1]
 
 
 def test_the_first_signal_counts_and_a_second_interrupt_does_not_wait() -> None:
-    with StopSignal().installed() as asked:
+    with StopSignal().installed() as stop:
         send(signal.SIGINT)
         send(signal.SIGTERM)
-        assert asked() == signal.SIGINT
+        assert stop() == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
-    with StopSignal().installed() as asked:
+    with StopSignal().installed() as stop:
         send(signal.SIGTERM)
         send(signal.SIGTERM)
-        assert asked() == signal.SIGTERM
+        assert stop() == signal.SIGTERM
 
 
-def test_until_it_is_asked_for_a_signal_ends() -> None:
-    """Once each, in whichever thread comes first; later signals wait to be asked for, until that is over."""
+def test_before_the_first_poll_a_signal_ends_the_process() -> None:
+    """Once each, in whichever thread comes first; after a poll signals wait for the next one, until all is saved."""
     ended: list[signal.Signals] = []
-    with StopSignal().installed() as asked:
-        asked.end_with(ended.append)
+    with StopSignal().installed() as stop:
+        stop.end_with(ended.append)
         send(signal.SIGTERM)
         assert ended == [signal.SIGTERM]
-        assert asked() == signal.SIGTERM
+        assert stop() == signal.SIGTERM
         send(signal.SIGTERM)
         assert ended == [signal.SIGTERM]
-        asked.do_not_wait()
+        stop.do_not_wait()
         assert ended == [signal.SIGTERM] * 2
 
 
 def test_one_that_came_before_anybody_could_end_the_process() -> None:
     ended: list[signal.Signals] = []
-    with StopSignal().installed() as asked:
+    with StopSignal().installed() as stop:
         send(signal.SIGTERM)
-        asked.end_with(ended.append)
+        stop.end_with(ended.append)
     assert ended == [signal.SIGTERM]
 
 
 def test_nobody_ends_the_process_of_others() -> None:
-    with StopSignal().installed() as asked:
+    with StopSignal().installed() as stop:
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            asked.do_not_wait()
+            stop.do_not_wait()
 
 
 def test_a_handler_is_heard_where_the_pipe_is_borrowed() -> None:
     ended: list[signal.Signals] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    with StopSignal().installed() as asked:
-        asked.end_with(ended.append)
+    with StopSignal().installed() as stop:
+        stop.end_with(ended.append)
         own = signal.set_wakeup_fd(writer)
         send(signal.SIGTERM)
         signal.set_wakeup_fd(own)
@@ -92,9 +92,9 @@ BUSY = """
 import hashlib, os
 from cfprm_jax.runtime.signals import StopSignal
 
-asked = StopSignal()
-asked.install()
-asked.end_with(lambda number: (os.write(1, f"ended by {number.name}\\n".encode()), os._exit(7)))
+stop = StopSignal()
+stop.install()
+stop.end_with(lambda number: (os.write(1, f"ended by {number.name}\\n".encode()), os._exit(7)))
 print("busy", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)  # a minute in C that no signal interrupts, as of a compiler
 """

@@ -58,9 +58,9 @@ def test_loaded_as_the_optimizer_holds_it(optimizer, mesh, devices, on_host, dir
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), state.params["head"], head)
     masters = {**parameters.init_params(NET, jax.random.key(7)), "head": state.params["head"]}
     jax.tree.map(np.testing.assert_array_equal, state, built.init_state(masters))
-    for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(built.abstract_state()), strict=True):
-        assert (leaf.shape, leaf.dtype) == (wanted.shape, wanted.dtype)
-        assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim)
+    for leaf, abstract in zip(jax.tree.leaves(state), jax.tree.leaves(built.abstract_state()), strict=True):
+        assert (leaf.shape, leaf.dtype) == (abstract.shape, abstract.dtype)
+        assert leaf.sharding.is_equivalent_to(abstract.sharding, leaf.ndim)
 
 
 def test_random_is_that_of_the_seed() -> None:

@@ -107,8 +107,8 @@ def test_compact_is_close_to_the_published_one() -> None:
     assert params["b"].dtype == jnp.float32
     found, start = tx.masters(params, opt_state), random_tree(0)
     for name, expected in published().items():
-        moved, wanted = np.asarray(found[name] - start[name], np.float64), expected - start[name]
-        assert np.linalg.norm(moved - wanted) < 0.05 * np.linalg.norm(wanted), name
+        moved, reference = np.asarray(found[name] - start[name], np.float64), expected - start[name]
+        assert np.linalg.norm(moved - reference) < 0.05 * np.linalg.norm(reference), name
         np.testing.assert_array_equal(params[name], found[name].astype(params[name].dtype), err_msg=name)
     np.testing.assert_allclose(found["b"], published()["b"], rtol=1e-5, atol=1e-7)
 

@@ -13,6 +13,7 @@ from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.published_heads import VALUE_HEAD
 from cfprm_jax.huggingface.safetensors_files import list_directory
 from cfprm_jax.inference.encodings.math_shepherd import TAG
+from cfprm_jax.runtime import regular_files
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 _CARD = "README.md"
@@ -56,10 +57,10 @@ def recognise(directory: pathlib.Path, encoding: str, raw: dict[str, Any]) -> Re
             f"published PRM): name it by --encoding={'|'.join(name for name in ENCODINGS if name != 'auto')}; "
             "of TRL's trainer it is trl"
         )
-    card = _card(directory)
-    if TAG in card and "candidate_tokens" in card:
+    card = directory / _CARD
+    if regular_files.contains(card, TAG, "candidate_tokens"):
         return Recognised("math_shepherd", f"a language model, scored at {TAG!r} in its {_CARD}")
-    if "process-supervised reward" in card and "RLHFlow/RLHF-Reward-Modeling" in card:
+    if regular_files.contains(card, "process-supervised reward", "RLHFlow/RLHF-Reward-Modeling"):
         return Recognised("rlhflow", f"a language model, RLHFlow's process-supervised reward by its {_CARD}")
     raise UserError(
         f"{directory} has no reward head (score.*): it is a language model, not a process reward model. "
@@ -68,11 +69,4 @@ def recognise(directory: pathlib.Path, encoding: str, raw: dict[str, Any]) -> Re
 
 
 def _knows_marker(directory: pathlib.Path) -> bool:
-    quoted = json.dumps(MARKER)
-    files = (directory / name for name in _TOKENIZER_FILES)
-    return any(quoted in file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
-
-
-def _card(directory: pathlib.Path) -> str:
-    path = directory / _CARD
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return any(regular_files.contains(directory / name, json.dumps(MARKER)) for name in _TOKENIZER_FILES)
