@@ -48,7 +48,9 @@ sys.meta_path.insert(0, Refuse())
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     # One device, and barely optimised: compiling is most of what these tests do.
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    return {**os.environ, "XLA_FLAGS": quick, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    # Several parts compile the same programs.
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, "XLA_FLAGS": quick, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **cache}
 
 
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 import signal
 import subprocess
@@ -113,14 +114,22 @@ def test_during_best_of_n_which_is_all_that_is_left(tiny) -> None:
     assert (run / "metrics.jsonl").read_text() == before
 
 
+EVALUATED = {"eval_every": 6, "max_steps": 12, "keep_best": "auroc", "checkpoint_every": 1000}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tiny) -> pathlib.Path:
+    """An undisturbed run with evaluations."""
+    finish(tiny.start(tiny.arguments("evaluated", **EVALUATED)))
+    return tiny.directory / "evaluated"
+
+
 @pytest.mark.parametrize("last", [False, True])
-def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, last: bool) -> None:
+def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, evaluated, last: bool) -> None:
     """By a signal, at the last step too, and by a kill when it is made up: in the end all is as if undisturbed."""
-    options = {"eval_every": 6, "max_steps": 12, "keep_best": "auroc", "checkpoint_every": 1000}
-    straight, run = tiny.directory / f"evaluated_{last}", tiny.directory / f"cut_off_{last}"
-    finish(tiny.start(tiny.arguments(straight.name, **options)))
+    straight, run = evaluated, tiny.directory / f"cut_off_{last}"
     step = 12 if last else 6
-    given = tiny.arguments(run.name, **options)
+    given = tiny.arguments(run.name, **EVALUATED)
     cut = f'before(evaluation, "evaluate", {step // 6}, lambda: send(signal.SIGTERM))'
     text = finish(driven(cut, given), status=0)
     assert f"stopped by SIGTERM after step {step}, which is saved; resume with: " in text

@@ -1,4 +1,4 @@
-"""What is tried when a step does not fit, in which order, and what is found."""
+"""Remedies for a step that does not fit: which are tried, in which order, and the result."""
 
 from __future__ import annotations
 
