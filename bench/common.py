@@ -1,4 +1,4 @@
-"""What the benches share: where they ran, taking turns, what they measure machines with, and the JSON that they leave.
+"""Shared parts of the benches: the description of the machine, alternating runs, reference measures, JSON output.
 
 Importing it loads neither JAX nor this package: some benches time that, or run processes that must not hold it.
 """
@@ -32,7 +32,7 @@ def select_devices(platform: str = "cpu") -> list[Any]:
 
 
 def machine(devices: Sequence[Any] = ()) -> dict[str, Any]:
-    """Where this runs, and how busy it is besides."""
+    """The machine, and its load."""
     about: dict[str, Any] = {"cpus": os.cpu_count(), "processor": _processor(), "system": platform.platform()}
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         about["memory_gb"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1)
@@ -74,7 +74,7 @@ def write_json(output: str | pathlib.Path | None, *packages: str, devices: Seque
 
 
 def take_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each side gives in each round: all of them once, then all once more, so that none has the better hour."""
+    """The results of each side in each round. The sides alternate, so that a change of load affects all of them."""
     given: dict[str, list[T]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -127,7 +127,7 @@ def peak_memory() -> int:
 
 
 def last_json(command: Sequence[str], environment: Mapping[str, str] | None = None, threads: int = 0) -> Any:
-    """What a program prints as its last line; its own error where it fails.
+    """The last line that a program prints; its own error where it fails.
 
     Args:
       threads: cores that it is tied to, where the system can do that; 0 leaves it all of them.

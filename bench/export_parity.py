@@ -57,7 +57,7 @@ def open_export(directory: pathlib.Path, dtype: torch.dtype, attention: str) -> 
 
 
 def encoded(options: argparse.Namespace) -> list[tuple[list[int], list[bool], list[float]]]:
-    """Of every candidate: token ids, which of them are markers, and the scores that are to be compared."""
+    """The token ids, marker positions and scores of every candidate."""
     encoding = json.loads((options.export / "prm.json").read_text())["encoding"]
     tokenizer = AutoTokenizer.from_pretrained(options.export)
     (marker,) = tokenizer(encoding["marker"], add_special_tokens=False)["input_ids"]

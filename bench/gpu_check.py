@@ -179,7 +179,7 @@ def trouble(result: dict[str, Any]) -> str:
 
 
 def verdict(parts: dict[str, str], results: dict[str, dict[str, Any]]) -> list[str]:
-    """What is not as it should be; parts that measure count only if they computed nonsense."""
+    """The failures; of parts that only measure, those whose results are not finite."""
     found = []
     for part, result in results.items():
         kind, wrong = parts[part], trouble(result)

@@ -1,4 +1,4 @@
-"""What the parts of gpu_check.py compute, each in a process of its own; see there."""
+"""The parts of gpu_check.py, each of which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SMALL = BackboneConfig(4096, 896, 2048, 4, 14, 2, 64)
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """How far a result may be from float32 on the CPU.
+    """The tolerance of a result against float32 on the CPU.
 
     Attributes:
       error: of the largest entry.
@@ -182,7 +182,7 @@ def resolved(backend: str, device: jax.Device, net: BackboneConfig, dtype: str) 
 
 
 def kept(config: CheckConfig, compute: Callable[[], tuple[np.ndarray, list[np.ndarray]]]) -> tuple[np.ndarray, list]:
-    """What another process has left in --scratch, or what is computed, and then left there."""
+    """The reference results from --scratch, or computed and stored there for the next process."""
     if not config.scratch:
         return compute()
     path = pathlib.Path(config.scratch) / "reference.npz"

@@ -119,7 +119,7 @@ def host_alone(run: Run, log: MetricLog, progress: Progress) -> dict[str, float]
 
 
 def report(run: Run, log: MetricLog, progress: Progress, number: int, batch: Batch, metrics: Any) -> None:
-    """What the training loop does with a step's metrics, but the checks."""
+    """The training loop's handling of a step's metrics, without its checks."""
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     work = train_flops(run.network, batch.tokens_computed, visible_pairs(batch.packed, batch.tokens_computed))
     rates = progress.advance(number, batch.tokens_computed, batch.tokens_expanded, work)

@@ -1,4 +1,4 @@
-"""How many tokens a second does `sample` make, beside transformers' generate?
+"""Throughput of `sample` in tokens per second, compared with transformers' generate.
 
     python bench/sampling.py --model=DIRECTORY --questions=FILE --output=RESULT.json
 

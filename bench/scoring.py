@@ -1,4 +1,4 @@
-"""How many candidates a second does `score` score, beside a plain scorer in transformers?
+"""Throughput of `score` in candidates per second, compared with a plain scorer in transformers.
 
     python bench/scoring.py --peer=SCRIPT --model=DIRECTORY --candidates=FILE --output=RESULT.json
 

@@ -1,4 +1,4 @@
-"""Where the time of a compiled step goes, by what its operations are for: JAX's profiler and the frames in XLA's text.
+"""Profile of a compiled step by the purpose of its operations: JAX's profiler and the frames in XLA's text.
 
 XLA keeps for most operations the Python functions that they were traced from; what the compiler put in by itself counts
 as the loop that it is in. An operation is of the first kind that any of these functions stands for; a fusion, which may
@@ -85,7 +85,7 @@ class Frames:
 
 
 def kind_of(frames: Iterable[tuple[str, str]]) -> str:
-    """What an operation with these frames is for."""
+    """The purpose of an operation with these frames."""
     known = list(frames)
     for path, function, kind in KINDS:
         if any(path in file.replace("\\", "/") and function in name for file, name in known):

@@ -197,7 +197,7 @@ def processor_seconds() -> float:
 
 
 def peer_turn(config: BenchConfig, directory: pathlib.Path, batch_size: int) -> dict[str, Any]:
-    """What the peer prints."""
+    """The peer's last line."""
     steps = -(-config.peer_trajectories // batch_size)
     command = [
         config.peer_python, config.peer_script, str(directory), f"--batch_size={batch_size}", f"--steps={steps}",
@@ -230,7 +230,7 @@ def first_step_losses(config: BenchConfig, model: Model, directory: pathlib.Path
 
 
 def parts(side: Ours) -> dict[str, Any]:
-    """Where the time of a step goes, on one batch of the middle size."""
+    """The parts of a step's time, on one batch of the middle size."""
     model, built, net = side.model, side.setup.program, side.network
     batches = sorted((side.loader.batch(k) for k in side.steps), key=lambda batch: batch.packed.tokens.size)
     chosen = batches[len(batches) // 2]

@@ -1,4 +1,4 @@
-"""A run with adapters: the frozen backbone, where it came from, and the merged model that scoring and export use.
+"""Runs with adapters: the frozen backbone, its source, and the merged model that scoring and export use.
 
 Checkpoints of such a run contain adapters, head and their optimizer state. The backbone is not copied: prm.json of the
 run stores its directory and a fingerprint. Resume, scoring and export load it from there, after its files have been
@@ -28,7 +28,7 @@ from cfprm_jax.sharding import rules
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """What adapters are trained on.
+    """The backbone of adapters.
 
     Attributes:
       frozen: {"backbone": ...} in the type that the run computes in.
@@ -92,7 +92,7 @@ def merged(
 
 
 def backbone_directory(described: Mapping[str, Any]) -> pathlib.Path:
-    """Where the backbone is, after its files have been compared with those of the training.
+    """The directory of the backbone, after its files have been compared with those of the training.
 
     Raises:
       UserError: it is not there, or is another.

@@ -1,4 +1,4 @@
-"""Checksums of a train state: what is restored is what was saved, to the bit and in its place.
+"""Checksums of a train state, which detect any changed bit and any change of place.
 
 Orbax's files check their own structure, but not the arrays in them: a bit that flips on a disk comes back as another
 weight without a word. So a checkpoint holds a checksum of every array, computed where the array is, before it is
@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cfprm_jax.checkpoints import orbax_files
 
 METHOD = "place"
-"""What the meta item of a checkpoint names as "checksum_method"; earlier versions name none."""
+"""The value of "checksum_method" in the meta item of a checkpoint; earlier versions have none."""
 
 # Arrays that an error names; the rest are counted.
 _NAMED = 5
@@ -38,7 +38,7 @@ def of_state(state: Any) -> dict[str, int]:
 
 
 def recorded(state: Any) -> dict[str, Any]:
-    """What the meta item of a checkpoint holds of its state."""
+    """The checksums of a state, for the meta item of its checkpoint."""
     return {"checksums": of_state(state), "checksum_method": METHOD}
 
 

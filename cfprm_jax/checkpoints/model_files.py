@@ -1,4 +1,4 @@
-"""model/ of a run directory: all that scoring and export need beside the weights, and the checksums of its files."""
+"""The folder model/ of a run: the files that scoring and export need besides the weights, and their checksums."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_model(directory: pathlib.Path) -> None:
 
 
 def _model_digest(path: pathlib.Path) -> str:
-    """Of a file of model/. Where the backbone of adapters is may be changed in prm.json: it may have moved."""
+    """The digest of a file of model/. In prm.json the place of the adapters' backbone is excluded: it may be moved."""
     if path.name == PRM_FILE:
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             prm = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Reading what Orbax has stored: its many errors as one, its arrays compared by name, its loggers kept quiet.
+"""Access to Orbax's files: one error for all of Orbax's, comparison of arrays by name, and quiet loggers.
 
 An item of a checkpoint that is JSON is one file, {"sha256": ..., "content": ...}: its own checksum.
 """

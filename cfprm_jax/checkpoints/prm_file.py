@@ -1,4 +1,4 @@
-"""prm.json: what makes a backbone a PRM (head, encoding, compute type), and what it was trained with."""
+"""prm.json: the description of a PRM (head, encoding, compute type) and of its training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRM_FILE = "prm.json"
 
 
 def read_prm(directory: pathlib.Path) -> tuple[dict[str, Any], EncodingConfig | None]:
-    """What prm.json of a directory holds, and the encoding that it names; nothing if there is no such file.
+    """The content of a directory's prm.json, and its encoding; empty if there is no such file.
 
     Raises:
       UserError: a field is not what write_model or an export writes (file_schemas.PRM).

@@ -1,4 +1,4 @@
-"""The newest whole checkpoint of a run: read onto any mesh, and compared with its checksums before it is trusted."""
+"""Restoring of the newest undamaged checkpoint of a run onto any mesh, verified by its checksums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cfprm_jax.runtime.distributed import Processes
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint gives back."""
+    """The content of a restored checkpoint."""
 
     step: int
     state: Any  # training.step.TrainState

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay: the newest few, the best one, and damaged ones set aside under another name.
+"""Retention of checkpoints: the newest few, the best one, and damaged ones under another name.
 
 Each change is one rename, so that a process that dies in the middle of one leaves nothing that looks like a checkpoint
 and is none.
@@ -18,10 +18,10 @@ from typing import Any
 from cfprm_jax.runtime import atomic
 
 CHECKPOINTS = "checkpoints"
-"""In a run directory: the folder of its checkpoints, each named by its step."""
+"""Folder of the checkpoints in a run directory, each named by its step."""
 
 BEST = "best"
-"""In a run directory: a link to its best checkpoint by --keep_best."""
+"""Link in a run directory to its best checkpoint by --keep_best."""
 
 HIGHER_IS_BETTER = {"loss": False, "step_accuracy": True, "negative_f1": True, "auroc": True}
 """The evaluation metrics that can rank checkpoints, and whether higher is better."""

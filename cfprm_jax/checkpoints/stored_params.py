@@ -1,4 +1,4 @@
-"""The parameters of a stored state without the rest of it, compared with their checksums before anything uses them.
+"""Restoring of the parameters of a stored state without the optimizer's, verified by their checksums.
 
 A state of --optimizer=adamw_compact has bfloat16 parameters and the rest of their masters' bits in the optimizer's
 state: for float32 parameters both are read, and joined exactly.

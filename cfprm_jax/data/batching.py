@@ -61,7 +61,7 @@ class Pass:
 
 
 class BatchPlan:
-    """Which trajectories each step of a run holds.
+    """The trajectories of each step of a run.
 
     Attributes:
       passes: in the order of the run.
@@ -139,7 +139,7 @@ class BatchPlan:
         return self._depth_first(this.granularities)[np.repeat(begins, lengths) + within]
 
     def _units(self, this: Pass) -> tuple[Int64[np.ndarray, " units"], Int64[np.ndarray, " units"]]:
-        """What stays together in a pass by records, in its order: where it begins in depth-first order, its size."""
+        """The units of a pass by records, in its order: their begins in depth-first order, and their sizes."""
         starts, before = [], 0
         for granularity in this.granularities:
             reader = self._corpus[granularity]

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Costs:
-    """What trajectories cost, with those of each record in depth-first order of their common tree.
+    """The cost of trajectories in tokens, with those of each record in depth-first order of their common tree.
 
     Attributes:
       lengths: tokens of each.
@@ -35,7 +35,7 @@ def cut(
     costs: Costs,
     budget: int,
 ) -> Int64[np.ndarray, batches + 1]:
-    """Where the batches of a pass begin, and its end.
+    """The bounds of the batches of a pass: their begins, and the end.
 
     A unit (a record, a run of its trajectories, or one trajectory) that no longer fits begins the next batch. One that
     alone is larger than the budget is spread, trajectory by trajectory, from the batch at hand on; a trajectory that
@@ -80,7 +80,7 @@ def _alone(unit: Sequence[int], costs: Costs) -> int:
 
 
 class _Step:
-    """The trajectories of a step, and what they cost together."""
+    """The trajectories of a step, and their joint cost."""
 
     def __init__(self, costs: Costs) -> None:
         self._lengths = costs.lengths.tolist()
@@ -92,11 +92,11 @@ class _Step:
         self._tokens = 0
 
     def clear(self) -> None:
-        """Nothing is in it."""
+        """Remove all trajectories."""
         self.members, self._tokens = [], 0
 
     def add(self, part: Sequence[int], budget: int | None) -> bool:
-        """Take all of part if they fit into the budget (None is without end), or nothing."""
+        """Add all of part if they fit into the budget (None is unbounded), or nothing."""
         tokens = self._tokens
         for added, place in enumerate(part):
             at = bisect.bisect(self.members, place)

@@ -47,7 +47,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import atomic, digests, locks
 
 CONTENT = "content of training file {}"
-"""Of the identity of a corpus: the key of the digest of a file, numbered from 1 in the order given."""
+"""Key of the identity of a corpus for the digest of a file, numbered from 1 in the order given."""
 QUESTIONS = ("all", "train", "held_out")
 # A file younger than this when it was hashed may be written again within the same tick of its modification time.
 _SETTLED_NS = 2_000_000_000
@@ -76,7 +76,7 @@ class Corpus:
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:
-        """What it was cut at, finest first; "whole" is the coarsest."""
+        """The granularities of the corpus, finest first; "whole" is the coarsest."""
         return tuple(sorted(self._readers, key=lambda g: (g == "whole", g if isinstance(g, int) else 0)))
 
     def __getitem__(self, granularity: Granularity) -> GranularityReader:

@@ -42,7 +42,7 @@ def is_held_out(question: str, fraction: float) -> bool:
 
 
 class _Counts:
-    """What becomes of the samples at one granularity."""
+    """Counters of the samples at one granularity."""
 
     def __init__(self, max_length: int) -> None:
         self.labels = dict.fromkeys(LABEL_CLASSES, 0)

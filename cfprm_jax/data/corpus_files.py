@@ -54,7 +54,7 @@ class DamagedCorpusError(UserError):
 
 
 class _ChecksummedFile:
-    """A file that is appended to, and the CRC-32 of each of its pieces."""
+    """An append-only file with a CRC-32 of each of its pieces."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._file: BinaryIO = path.open("wb")
@@ -131,7 +131,7 @@ class GranularityWriter:
             file.close()
 
     def counts(self) -> dict[str, Any]:
-        """What corpus.json holds of the granularity."""
+        """The entry of the granularity in corpus.json."""
         return {
             "trajectories": self.trajectories,
             "records": self.records,
@@ -187,7 +187,7 @@ class GranularityReader:
 
     @property
     def shared(self) -> Int64[np.ndarray, " trajectories"]:
-        """Of each trajectory in that order, tokens that it shares with the one before it; 0 for a record's first."""
+        """Tokens that each trajectory, in that order, shares with the one before it; 0 for a record's first."""
         return self._order[:, 1]
 
     @property
@@ -215,7 +215,7 @@ def write_description(directory: pathlib.Path, description: dict[str, Any]) -> N
 
 
 def read_description(directory: pathlib.Path) -> dict[str, Any]:
-    """What corpus.json holds.
+    """The content of corpus.json.
 
     Raises:
       DamagedCorpusError: it cannot be read, or is not what was written.

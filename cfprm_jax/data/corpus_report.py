@@ -1,4 +1,4 @@
-"""Counts of a corpus at one granularity: trajectories, labels by class, and what they come to in tokens."""
+"""Counts of a corpus at one granularity: trajectories, labels by class, and tokens."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class TokenCounts:
 
 
 def distinct_line(counts: Mapping[str, Any]) -> str:
-    """What DistinctCounts found, in a line."""
+    """The result of DistinctCounts in one line."""
 
     def share(negative: str, of: str) -> str:
         return f"{counts[of]:,}, {counts[negative] / max(counts[of], 1):.1%} negative"

@@ -1,4 +1,4 @@
-"""Which steps of a batch are one: the same question, the same steps before it, the same text.
+"""Distinct steps of a batch: steps with the same question, the same preceding steps and the same text count once.
 
 Trajectories of a record share their prefixes, so the expanded corpus repeats labels: PRM800K phase 1 has 622,860
 labelled steps of which 44,947 are distinct. Two steps are one where their questions and the tokens up to their markers

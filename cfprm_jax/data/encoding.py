@@ -215,7 +215,7 @@ def special_tokens(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str]:
 
 
 def plain_tokenizer(whole: tokenizers.Tokenizer, marker: str | None = None) -> tokenizers.Tokenizer:
-    """The same tokenizer, to which the text of a special token, and of the marker, is ordinary text."""
+    """A copy of the tokenizer that encodes the text of special tokens and of the marker as ordinary text."""
     plain = copy.deepcopy(whole)
     if marker is not None:
         # Some tokenizers declare the marker an ordinary added token, which text would still become.

@@ -27,7 +27,7 @@ from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
 
 REDUNDANCY = ("", "trajectory", "node")
-"""Which second targets a batch has: none, that of every step of every trajectory, or of each distinct step once."""
+"""Second targets of a batch: none, one per step of every trajectory, or one per distinct step."""
 
 MIXED = "mixed"
 """Granularity of a batch under --schedule=shuffled."""

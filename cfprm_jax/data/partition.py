@@ -1,4 +1,4 @@
-"""Which sequences share a row: the forest of a batch, and its division into rows of a given length.
+"""Partition of a batch: the forest of its sequences, and its division into rows of a given length.
 
 Sequences that begin alike form trees. Sorted as sequences of integers they stand in depth-first order of the trie of
 their prefixes, and the longest common prefixes of neighbours hold its whole shape, so nothing here builds a node a
@@ -229,7 +229,7 @@ def _cut_trees(forest: Forest, rows: int, length: int) -> list[list[Tree]] | Non
 
 
 def _cheapest_cut(tree: Tree, room: Int64[np.ndarray, " rows"]) -> int | None:
-    """Where to cut a tree that no row has room for.
+    """The cut of a tree that is larger than every row.
 
     If the two roomiest rows can take the two parts: the cut that repeats least. Otherwise the one that fills the
     roomiest row most, less what it repeats; the rest is divided again.

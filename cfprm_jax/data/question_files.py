@@ -1,4 +1,4 @@
-"""Questions to sample solutions of, as test sets publish them.
+"""Files of questions for sampling, as test sets publish them.
 
     MATH500    {"problem", "solution", "answer", "subject", "level", "unique_id"}
     GSM-Plus   {"question", "solution", "answer", "perturbation_type", "seed_question", "seed_solution", "seed_answer"}
@@ -92,7 +92,7 @@ def parse_row(row: dict[str, Any], source: str, place: str) -> QuestionRow:
 
 
 def _dataset(row: dict[str, Any], answer: str) -> str | None:
-    """Which published set a row is of."""
+    """The published data set of a row."""
     if "perturbation_type" in row:
         return "gsm_plus"
     if "unique_id" in row and "problem" in row:

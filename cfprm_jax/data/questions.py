@@ -1,4 +1,4 @@
-r"""Which questions are the same: the normal form under which training questions are looked for in test sets.
+r"""Equality of questions: the normal form under which training questions are searched for in test sets.
 
 Two questions are the same when their normal forms are equal. The normal form removes what publishers change without
 changing the question, in this order:

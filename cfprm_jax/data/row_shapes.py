@@ -66,7 +66,7 @@ class RowShapes:
 
 
 def cost(rows: int, length: int) -> float:
-    """What a step of this shape costs, in tokens: every token, and the square of the length for attention."""
+    """The cost of a step of this shape, in tokens: every token, and the square of the length for attention."""
     return rows * length * (1 + length / _ATTENTION_LENGTH)
 
 

@@ -43,7 +43,7 @@ CONTROL = "correct"
 _CONTROLLED = "redundency"
 
 Kind = Literal["prm_bench", "redundant", "invalid"]
-"""What a case belongs to: PRMBench, or ReasonEval's files of redundant and of invalid steps."""
+"""Benchmarks of cases: PRMBench, and ReasonEval's files of redundant and of invalid steps."""
 
 
 @dataclasses.dataclass(frozen=True)

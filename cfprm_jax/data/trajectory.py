@@ -1,4 +1,4 @@
-"""A labelled solution: the one thing that readers give and everything after them takes."""
+"""The labelled solution, which readers produce and all later stages consume."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Trajectory:
 
 
 def count(items: Sequence[Any] | np.ndarray, noun: str) -> str:
-    """How many items of what, for a message: "1 step", "3 steps"."""
+    """A number of items for a message: "1 step", "3 steps"."""
     return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 

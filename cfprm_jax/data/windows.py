@@ -54,7 +54,7 @@ def samples(
     stride: str = "window",
     separator: str = SEPARATOR,
 ) -> list[Trajectory]:
-    """What one trajectory gives to train on at one granularity.
+    """The training samples of one trajectory at one granularity.
 
     stride="window" gives the one sample of :func:`merge`. stride="1" gives the shifted segmentations: offsets 0 to
     C - 1, where the first `offset` steps are a leading window that is unlabelled because it is shorter than C. A

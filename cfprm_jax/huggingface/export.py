@@ -36,7 +36,7 @@ _REDUNDANT = "redundant"
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """What an export looks like.
+    """The layout of an export.
 
     Attributes:
       architecture: class in config.json, after the name of the family (families.Family.classes).
@@ -69,7 +69,7 @@ PEFT_ADAPTER = "peft_adapter"
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote: the names of the files of weights, the number of parameters and of bytes in them."""
+    """The result of an export: names of the weight files, number of parameters, and their bytes."""
 
     files: tuple[str, ...]
     parameters: int
@@ -220,7 +220,7 @@ def check_output_dir(directory: pathlib.Path) -> None:
 
 
 def _generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What remains of it for a model that generates nothing."""
+    """The part of generation_config.json that a model without generation keeps."""
     return {key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if raw.get(key) is not None}
 
 

@@ -1,4 +1,4 @@
-"""A parameter on its devices to rows on the host, a piece at a time: the way out that export writes from.
+"""Transfer of a parameter from its devices to rows on the host, a piece at a time, for export.
 
 Pieces are cut on each device by itself, so nothing is gathered between devices, and the host holds one piece. On CPU
 devices a piece that needs no cast and lies on one device is a view of the parameter.

@@ -1,4 +1,4 @@
-"""The reward heads of published PRMs, as tensors of a Hugging Face directory, and what becomes of them here.
+"""Reward heads of published PRMs: tensors of a Hugging Face directory, and the parameters that they become.
 
 `score` is Linear (transformers' ...ForTokenClassification); `score.0`, ReLU, `score.2` are Linear, ReLU, Linear
 (Qwen2ForProcessRewardModel, Qwen2ForRewardModel). With two labels the parameter is the difference of their rows, taken
@@ -56,18 +56,18 @@ def _is_pair(values: np.ndarray) -> bool:
 
 
 def output_row(tensor: StoredTensor) -> np.ndarray:
-    """What gives z, float32 [1, ...]: the row of one label, or the difference of the first two labels' rows."""
+    """The weights of z, float32 [1, ...]: the row of one label, or the difference of the first two labels' rows."""
     values = _values(tensor)
     return values if len(values) == 1 else values[1:2] - values[:1]
 
 
 def third_row(tensor: StoredTensor) -> np.ndarray:
-    """What gives the logit of redundancy, float32 [1, ...]: the row of the third of three labels."""
+    """The weights of the redundancy logit, float32 [1, ...]: the row of the third of three labels."""
     return _values(tensor)[2:3]
 
 
 def unfolded_row(tensor: StoredTensor) -> np.ndarray:
-    """The same of `score.0.weight` or `score.0.bias` where :func:`is_folded` holds."""
+    """The linear head in `score.0.weight` or `score.0.bias`, where :func:`is_folded` is true."""
     return _values(tensor)[:1]
 
 

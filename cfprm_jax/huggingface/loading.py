@@ -48,7 +48,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What a load did, for the log.
+    """The report of a load, for the log.
 
     Attributes:
       head: "loaded" from the directory, or "fresh".

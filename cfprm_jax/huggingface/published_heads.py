@@ -1,4 +1,4 @@
-"""Heads of PRMs that are no `score`, as the linear head that they amount to: a value head, or two rows of lm_head.
+"""Heads of published PRMs without `score`, converted to a linear head: a value head, or two rows of lm_head.
 
 The softmax over two logits is the sigmoid of their difference, and a difference of two products is the product with the
 difference of the rows; so both become Linear(hidden -> 1) in float32, and the network needs no case for them.

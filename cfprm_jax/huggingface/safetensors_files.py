@@ -1,4 +1,4 @@
-"""Safetensors files: what a directory of them holds, read from headers alone; rows of a tensor; a streaming writer.
+"""Safetensors files: the tensors of a directory, from headers alone; rows of a tensor; a streaming writer.
 
 Layout (https://github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header, a
 JSON object of name -> {dtype, shape, data_offsets}; then the data. Reading goes into memory that the caller has, or
@@ -48,7 +48,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is: its file, dtype as the header writes it ("BF16"), shape, and offset of its first byte."""
+    """A stored tensor: its file, dtype as in the header ("BF16"), shape, and offset of its first byte."""
 
     name: str
     file: pathlib.Path

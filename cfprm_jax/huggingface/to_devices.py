@@ -1,10 +1,10 @@
-"""Stored tensors to one parameter on its devices, with little more host memory than the parameter itself needs.
+"""Transfer of stored tensors to one parameter on its devices, with little host memory beyond the parameter's own.
 
 Every byte is read once, whatever number of devices hold a piece of it, by a few threads at a time. On CPU devices the
 parameter is host memory: its buffers are filled straight from the files and taken over by JAX without a copy. On
-accelerators a stacked parameter is born on the devices and filled layer by layer, so that the host holds two layers of
-it at most, one being read and one under way. A parameter that is to be held in another form (:class:`Conversion`)
-takes it in passing: beside what is held there are two layers of it, or one parameter that has none, on a device.
+accelerators a stacked parameter is allocated on the devices and filled layer by layer, so that the host holds at most
+two layers of it, one being read and one in transfer. A parameter that is stored in another form (:class:`Conversion`)
+is converted during the transfer: the device holds two further layers of it, or one whole unstacked parameter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a parameter becomes on its devices as it is loaded: a tree of arrays.
+    """The conversion of a parameter on its devices, as it is loaded, to a tree of arrays.
 
     Attributes:
       function: from the parameter to the tree; of one layer of a stacked parameter it makes that layer of every array.
@@ -52,12 +52,12 @@ class Conversion:
         return self.program()(parameter)
 
     def program(self) -> Any:
-        """The same as a jitted function."""
+        """The conversion as a jitted function."""
         return jax.jit(self.function, out_shardings=self.shardings)
 
 
 class _Target(NamedTuple):
-    """Where a piece of a tensor belongs: which rows and columns of it, and the memory for them."""
+    """The target of a piece of a tensor: its rows and columns, and the memory for them."""
 
     bounds: Bounds
     memory: np.ndarray
@@ -88,7 +88,7 @@ def load_param(
 def load_program(
     spec: ParamSpec, dtype: np.dtype, sharding: NamedSharding, conversion: Conversion
 ) -> tuple[Any, tuple[Any, ...], int]:
-    """What :func:`load_param` runs on accelerators that need not be here, for a plan of their memory.
+    """The program of :func:`load_param` on accelerators that need not be present, for a plan of their memory.
 
     Returns:
       A jitted function, its abstract arguments, and how many arrays of the shape of its last but one argument, a layer,

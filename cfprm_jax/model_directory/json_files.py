@@ -1,4 +1,4 @@
-"""JSON from files that others wrote: of bounded size and depth, in Unicode, and no name twice in one object."""
+"""Reading of untrusted JSON files: bounded in size and depth, in Unicode, without repeated names in an object."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def as_object(value: Any, where: str) -> dict[str, Any]:
 
 
 def kind(value: Any) -> str:
-    """What a value is called in JSON."""
+    """The JSON name of a value's type."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 

@@ -1,4 +1,4 @@
-"""A marker for a tokenizer that has none: one of the tokens that its makers left unused gets the marker's name.
+"""Markers for tokenizers without one: a token that the tokenizer keeps in reserve is renamed to the marker.
 
 Llama 3 has <|reserved_special_token_0|> and more, Qwen2.5 and Qwen3 <|quad_end|> (for image regions, in models without
 images), Mistral's tokenizers [control_8] or <SPECIAL_20> and more. Such a token keeps its id, so every other text keeps

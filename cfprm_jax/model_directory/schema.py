@@ -1,4 +1,4 @@
-"""What the value of a JSON field may be: a small language of types with bounds, and one check that uses it.
+"""Schemas of JSON fields: types with bounds, and one function that validates a value.
 
 A schema is a dict of fields by name. Each field has a :class:`Kind`, and is required or not. :func:`check` finds the
 first value that is not of its kind and names it, what was found and what was expected. The schemas of the files of a
@@ -20,7 +20,7 @@ NOTHING = object()
 
 
 class Fault(NamedTuple):
-    """A value that is not of its kind, its place, such as "model.vocab" or "weights[3]", and what belongs there."""
+    """An invalid value: its place, such as "model.vocab" or "weights[3]", the value, and what is expected."""
 
     at: str
     value: Any

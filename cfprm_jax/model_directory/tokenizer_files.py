@@ -1,4 +1,4 @@
-"""The tokenizer of a model directory: its files checked, its tokens as tokenizer.json has them, and what it can do.
+"""The tokenizer of a model directory: validation of its files, its tokens by tokenizer.json, and its capabilities.
 
 tokenizer.json is the whole tokenizer: what cuts text, vocabulary, merges, added tokens. It is read as it stands, by the
 library that defines it, whatever class tokenizer_config.json names: some classes of transformers 5 rebuild another
@@ -192,7 +192,7 @@ def _from_pretrained(source: pathlib.Path, directory: pathlib.Path) -> transform
 
 
 def _guarded(load: Callable[[], T], what: str) -> T:
-    """What load gives; a UserError that begins with what for anything that the libraries raise."""
+    """Call load, and convert any error of the libraries to a UserError that begins with what."""
     try:
         return load()
     # Parsers raise what they like, and panics of the Rust library are no Exceptions.

@@ -88,7 +88,7 @@ class BackboneConfig:
 
     @property
     def family(self) -> Family:
-        """What the model_type stands for."""
+        """The family of the model_type."""
         return family_of(self.model_type)
 
     @property

@@ -50,14 +50,14 @@ def add_rows(
 def scatter_add(
     tokens: Int[Array, " tokens"], grad: Float[Array, "tokens embed"], vocab: int
 ) -> Float[Array, "vocab embed"]:
-    """In whatever order the platform adds."""
+    """Sum by a scatter, in the platform's order."""
     return jnp.zeros((vocab, grad.shape[-1]), jnp.float32).at[tokens].add(grad, mode="drop")
 
 
 def sorted_add(
     tokens: Int[Array, " tokens"], grad: Float[Array, "tokens embed"], vocab: int
 ) -> Float[Array, "vocab embed"]:
-    """In an order that depends on the tokens alone: a scan over runs of equal ids, whose last place has their sum."""
+    """Sum in an order that depends on the tokens alone: a scan over runs of equal ids, whose last place has the sum."""
     order = jnp.argsort(tokens, stable=True)
     tokens, grad = tokens[order], grad[order]
     same = tokens[1:] == tokens[:-1]

@@ -44,7 +44,7 @@ def _or(value: Any, default: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What a model_type stands for.
+    """The architecture of a model_type.
 
     Attributes:
       classes: first part of the names of its classes in transformers, as in Qwen2ForTokenClassification.

@@ -37,7 +37,7 @@ TARGETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Which adapters a model has.
+    """The adapters of a model.
 
     Attributes:
       rank: r, at least 1.
@@ -55,7 +55,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What the product is multiplied with."""
+        """The factor of the product."""
         return self.alpha / self.rank
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """What is known about one parameter without having it.
+    """The specification of one parameter.
 
     Attributes:
       shape: its shape in memory; stacked parameters have the number of layers first.
@@ -183,7 +183,7 @@ def abstract_params(config: PRMConfig, dtype: Any = jnp.float32, shardings: Para
 def abstract_tree(
     specs: Mapping[str, Any], dtype: Any = jnp.float32, shardings: Params | None = None
 ) -> dict[str, Any]:
-    """The same for any nested dict of specs."""
+    """Map over any nested dict of specs."""
 
     def one(path: str, spec: ParamSpec) -> jax.ShapeDtypeStruct:
         sharding = None if shardings is None else lookup(shardings, path)

@@ -1,4 +1,4 @@
-"""Float32 as a bfloat16 number and the 16 bits that it lacks: what --optimizer=adamw_compact holds of a master."""
+"""Float32 split into a bfloat16 number and its lower 16 bits, as --optimizer=adamw_compact stores a master."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The machine and its processes: devices, signals, caches, disk, and how several processes agree."""
+"""The machine and its processes: devices, signals, caches, disk, and multi-process runs."""

@@ -1,4 +1,4 @@
-"""Atomic files and directories: what has a name is whole, whenever the process or the machine dies.
+"""Atomic files and directories: a name always refers to complete content, whenever the process or the machine dies.
 
 Content is written beside the name, synced to the disk, and renamed; then the directory is synced, so that the rename
 survives too. A reader sees the old content or the new one, never a part of either. What a process that was killed has

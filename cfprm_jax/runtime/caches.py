@@ -1,4 +1,4 @@
-"""Directories that outlive a run, so that the next start is quick: compiled programs and tokenised corpora."""
+"""Persistent caches for a quick start of later runs: compiled programs and tokenised corpora."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations as JSON objects and as flag files: what a command writes beside its output."""
+"""Resolved configurations as JSON objects and as flag files, which a command writes beside its output."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _SWITCHES = "NCCL_NVLS_ENABLE"
 
 
 def compiler_options(deterministic: bool, platform: str) -> dict[str, Any]:
-    """What a program of a run is compiled with, as in jax.jit(compiler_options=...).
+    """The compiler options of a run's programs, for jax.jit(compiler_options=...).
 
     The first option orders all sums, cuDNN's too, and takes every kernel by rule instead of by measuring. Without the
     second a scatter becomes a loop with a turn for every token.

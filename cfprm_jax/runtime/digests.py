@@ -14,7 +14,7 @@ _READ = 1 << 20
 
 
 def of_parts(parts: Iterable[bytes]) -> str:
-    """Of bytes, end to end, in hexadecimal."""
+    """SHA-256 of bytes, concatenated, in hexadecimal."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -22,12 +22,12 @@ def of_parts(parts: Iterable[bytes]) -> str:
 
 
 def of_text(text: str) -> str:
-    """Of a text in UTF-8."""
+    """SHA-256 of a text in UTF-8."""
     return of_parts([text.encode()])
 
 
 def of_json(value: Any) -> str:
-    """Of a JSON value; the order of the keys of its objects does not matter."""
+    """SHA-256 of a JSON value; the order of the keys of its objects does not matter."""
     return of_text(json.dumps(value, sort_keys=True))
 
 
@@ -50,13 +50,13 @@ def unsealed(held: Any) -> Any:
 
 
 def of_file(path: str | pathlib.Path) -> str:
-    """Of the content of a file."""
+    """SHA-256 of the content of a file."""
     with pathlib.Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def of_paths(paths: Iterable[pathlib.Path], whole: bool) -> str:
-    """Of files, and of folders of files: names in a folder, sizes, and contents.
+    """SHA-256 of files, and of folders of files: names in a folder, sizes, and contents.
 
     Args:
       whole: whether all of the contents count, or (for gigabytes of weights) pieces spread over each file.

@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.7
 
 
 def checkpoints_at_a_time(config: RunConfig, num_steps: int) -> int:
-    """How many checkpoints of a run are on the disk at a time, at most.
+    """The largest number of a run's checkpoints that are on the disk at a time.
 
     The newest --keep_checkpoints, the best, and the one that is being written: the oldest goes when that is complete,
     and never are two being written. A short run does not make as many.
@@ -68,7 +68,7 @@ def require_room(
 
 
 def free(path: pathlib.Path) -> str:
-    """What is free on the disk of a folder, in words."""
+    """The free space on the disk of a folder, for a message."""
     with contextlib.suppress(OSError):
         return size(shutil.disk_usage(path).free)
     return "an unknown number of bytes"

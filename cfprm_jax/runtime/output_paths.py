@@ -1,4 +1,4 @@
-"""Whether a command will be able to write where it is to write, found out before it computes anything."""
+"""Validation of output paths before a command computes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a command: standard streams that cannot end it, and Ctrl-C while its modules are imported.
+"""The process of a command: standard streams whose failure does not end it, and Ctrl-C during imports.
 
 Every command begins with::
 
@@ -106,7 +106,7 @@ def _use_utf8() -> None:
 
 
 def _shown(error: UnicodeError) -> tuple[bytes, int]:
-    """What a stream writes for characters that its encoding lacks: a file name's own bytes, else an escape."""
+    """The error handler of a stream's encoding: a file name's own bytes, else an escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     out = b""

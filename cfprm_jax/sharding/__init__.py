@@ -1,1 +1,1 @@
-"""Which mesh axis each logical axis of an array lies on, for training, inference and planning alike."""
+"""Sharding: the mapping of logical axes to mesh axes, for training, inference and planning."""

@@ -98,7 +98,7 @@ def row_multiple(mesh: Mesh) -> int:
 
 
 def partition_spec(name: str, spec: ParamSpec, mesh_shape: Mapping[str, int]) -> PartitionSpec:
-    """How one parameter is split.
+    """The partition spec of one parameter.
 
     Raises:
       UserError: a dimension that its mesh axis does not divide; the message names parameter, dimension and flag.
@@ -134,7 +134,7 @@ def param_shardings(mesh: Mesh, specs: Any) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """Replicated over all devices."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -18,7 +18,7 @@ _CACHE = "jax_compilation_cache_dir"
 
 
 class Session(NamedTuple):
-    """What a command computes on."""
+    """The devices of a command, and their mesh."""
 
     devices: list[jax.Device]  # of all processes
     mesh: Mesh  # over them

@@ -1,4 +1,4 @@
-"""The embedding's lookup where its table is split over devices: ids over tensor, width over fsdp.
+"""Lookup in an embedding table that is sharded over devices: ids over tensor, width over fsdp.
 
 Left to itself, XLA's partitioner gathers the whole batch's activations onto every device for some meshes (it warns of
 "involuntary full rematerialization"). Said in full it is: every device looks its share of the width up for the rows of

@@ -1,4 +1,4 @@
-"""The rows of corpus files, one after another, whatever the file is wrapped in.
+"""The rows of corpus files, in order, for every container and compression.
 
 JSON lines, one JSON array of rows, parquet, and Arrow (a file, a stream, or a folder that datasets.save_to_disk wrote);
 each of the two JSON forms plain or gzip-compressed. A file's kind is detected from its content, not its name. Reading
@@ -282,7 +282,7 @@ def _table_rows(raw: BinaryIO, head: bytes, file: InputFile) -> Iterator[Row]:
 
 
 def _fraction(raw: BinaryIO, file: InputFile) -> float:
-    """How much of the file has been taken from the disk; a pipe has no size."""
+    """The share of the file that has been read; 0 for a pipe, which has no size."""
     return min(raw.tell() / file.size, 1.0) if file.size else 0.0
 
 

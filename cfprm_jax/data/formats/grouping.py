@@ -1,4 +1,4 @@
-"""Which rows of a file make a record, and when their solutions are known.
+"""Grouping of a file's rows into records, and of rows into solutions.
 
 A format module may have GROUPING, a subclass of :class:`Grouping`; without one it has this class. The reader makes one
 object per record and uses no other member.

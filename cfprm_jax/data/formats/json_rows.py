@@ -64,6 +64,6 @@ def _too_deep(data: Any) -> bool:
 
 
 def kind(value: Any) -> str:
-    """What JSON calls a value's type."""
+    """The JSON name of a value's type."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

@@ -41,7 +41,7 @@ class BadRow:
 
 @dataclasses.dataclass
 class ReadReport:
-    """What a reading has come across so far; it is filled while the trajectories are taken.
+    """Counters of a reading; they grow while the trajectories are consumed.
 
     Attributes:
       files: format of each file, by its name in messages.
@@ -108,7 +108,7 @@ def write_bad_rows(path: str | os.PathLike[str], bad_rows: Iterable[BadRow]) -> 
 
 @dataclasses.dataclass
 class _Reading:
-    """What one call of `read` carries from row to row."""
+    """The state of one call of `read`."""
 
     report: ReadReport
     neutral: str
@@ -184,7 +184,7 @@ def _file(file: InputFile, data_format: str, reading: _Reading) -> Iterator[tupl
 
 
 def _finished(record: Grouping | None, source: str, fraction: float) -> Iterator[tuple[Trajectory, float]]:
-    """What waited for the end of a record."""
+    """The trajectories that a record releases at its end."""
     for solution in record.finish() if record is not None else ():
         yield _trajectory(solution, source), fraction
 

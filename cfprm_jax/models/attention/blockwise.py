@@ -1,4 +1,4 @@
-"""Blockwise attention, in loops over the pairs of blocks that see anything of each other: for CPU.
+"""Blockwise attention for CPU: loops over the pairs of blocks with any visible token pair.
 
 A row's square is cut into blocks of queries by blocks of keys. A block in which no query sees a key is not computed:
 that is the half above the diagonal, what lies between different trees, and most of what lies between the branches of

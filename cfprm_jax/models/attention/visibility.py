@@ -1,4 +1,4 @@
-"""Who sees whom: the tree rule token by token, and which blocks of a row see anything of each other."""
+"""Visibility: the tree rule for tokens, and for blocks of a row those pairs with any visible token pair."""
 
 from __future__ import annotations
 
