@@ -39,7 +39,7 @@ def test_sides_take_turns(bench: types.SimpleNamespace) -> None:
     assert given == {"a": [1, 3, 5], "b": [2, 4, 6]}
 
 
-def test_json_says_where_it_comes_from(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
+def test_json_records_its_origin(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
     bench.common.write_json("", figures=1)
     bench.common.write_json(tmp_path / "out.json", "flax", figures=[1, 2])
     written = json.loads((tmp_path / "out.json").read_text())
@@ -77,7 +77,7 @@ def test_operations_of_a_step_are_summed_by_their_kind(bench: types.SimpleNamesp
     assert all(value >= 0 for value in seconds.values())
 
 
-def test_what_a_start_says_is_taken_apart(bench: types.SimpleNamespace) -> None:
+def test_the_log_of_a_start_is_parsed(bench: types.SimpleNamespace) -> None:
     lines = [
         "devices  1 x cpu",
         "model  m",
@@ -109,6 +109,6 @@ def test_what_a_start_says_is_taken_apart(bench: types.SimpleNamespace) -> None:
     }
 
 
-def test_a_start_that_fails_says_why(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
+def test_a_start_that_fails_raises_its_reason(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-flag"):
         bench.startup.start(["--no-such-flag=1"], tmp_path)

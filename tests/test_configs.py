@@ -29,7 +29,7 @@ def test_the_table_and_the_sweep_are_complete():
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
-def test_an_experiment_resolves_to_what_its_name_says(path, monkeypatch):
+def test_an_experiment_resolves_to_its_name(path, monkeypatch):
     match = re.fullmatch(r"(instruct|math)_(orm|bce|mse|q_ranking)(?:_c(\d))?", path.stem)
     assert match is not None
     backbone, row, c = match.groups()

@@ -48,7 +48,7 @@ def executable(path: pathlib.Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_xla_knows_the_flags() -> None:
+def test_xla_accepts_the_flags() -> None:
     """XLA ends a process that is given a flag that it does not know."""
     script = f'source "{LAUNCH}/gpu_environment.sh" && exec "{sys.executable}" -c "import jax; print(jax.devices())"'
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}

@@ -99,7 +99,7 @@ def test_report(tmp_path: pathlib.Path) -> None:
     assert json.loads(json.dumps(config_files.as_dict(again))) == report["config"]
 
 
-def test_report_goes_where_it_is_told(tmp_path: pathlib.Path) -> None:
+def test_the_report_goes_to_its_flag(tmp_path: pathlib.Path) -> None:
     arguments = (
         f"--input={INPUTS}/ratings.jsonl",
         f"--output={tmp_path}/o.jsonl",
@@ -200,7 +200,7 @@ def test_same_input_gives_the_same_bytes(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
 
 
-def test_it_says_what_it_will_do_and_what_it_did(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_what_it_will_do_and_what_it_did(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"--input={INPUTS}/prm800k.jsonl", "--c_max=2", f"--output={tmp_path}/o.jsonl") == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"prepare: prm800k.jsonl (0.0 MB) -> {tmp_path}/o.jsonl\n")
@@ -252,7 +252,7 @@ def test_an_output_that_is_no_file_is_refused_and_stays_what_it_is(tmp_path, cap
         assert not pathlib.Path(path).is_file()
 
 
-def test_a_full_disk_is_told_and_leaves_no_output(tmp_path, capsys, monkeypatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_output(tmp_path, capsys, monkeypatch) -> None:
     # /dev/full takes every write and loses it when it is flushed, at the latest on closing.
     original = pathlib.Path.open
 

@@ -350,7 +350,7 @@ def test_formats_without_room_are_refused_unless_it_is_left_out(exported, tmp_pa
         cfprm_jax.load(tmp_path / "out").redundancy(question, steps)
 
 
-def test_training_goes_on_from_a_prm_with_or_without_it(exported, tmp_path):
+def test_a_warm_start_from_a_prm_with_or_without_it(exported, tmp_path):
     folder, _, config, params, tokenizer, encoding = exported
     with pytest.raises(UserError, match="has a redundancy output, which a run without --redundancy_weight would lose"):
         warm_start.adopt(folder / "prm", ModelConfig(), encoding, ())
@@ -366,7 +366,7 @@ def test_training_goes_on_from_a_prm_with_or_without_it(exported, tmp_path):
         loading.load_params(tmp_path / "plain", config)
 
 
-def test_the_card_says_how_to_read_it(exported):
+def test_the_card_describes_how_to_read_it(exported):
     *_, encoding = exported
     training = model_card.Training(3)
     card = model_card.render("x", "token_classification", "float32", encoding, 5, training, "", redundancy=True)

@@ -32,7 +32,7 @@ def meta(path: str, content: str | None) -> dict:
     return {"fingerprint": json.loads(json.dumps({"model": path, train.MODEL_CONTENT: content, "seed": 1}))}
 
 
-def test_a_model_is_told_by_its_content(model, tmp_path) -> None:
+def test_a_model_is_identified_by_its_content(model, tmp_path) -> None:
     content = train.model_content(sources(model), RAW)
     moved = shutil.copytree(model, tmp_path / "moved")
     assert train.model_content(sources(moved), {**RAW, "_name_or_path": "b"}) == content is not None
@@ -64,7 +64,7 @@ def test_a_run_is_refused_by_content_where_it_is_known(saved, now, message) -> N
         train.refuse_another_run(pathlib.Path("run"), meta(*saved), current)
 
 
-def test_runs_of_earlier_versions_are_told_by_the_path() -> None:
+def test_runs_of_earlier_versions_are_identified_by_the_path() -> None:
     current = meta("a", "x")["fingerprint"]
     train.refuse_another_run(pathlib.Path("run"), {"fingerprint": {"model": "a", "seed": 1}}, current)
     with pytest.raises(UserError, match="model was b and is a"):

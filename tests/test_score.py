@@ -139,7 +139,7 @@ def test_an_output_that_exists_is_kept(prm, world, tmp_path, capsys):
         assert reason in capsys.readouterr().err and output.read_text() == "precious"
 
 
-def test_another_model_is_not_gone_on_with(prm, world, tmp_path, capsys):
+def test_an_output_of_another_model_is_not_resumed(prm, world, tmp_path, capsys):
     output = tmp_path / "scored.jsonl"
     assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}") == 0
     other = tmp_path / "prm"

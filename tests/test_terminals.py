@@ -91,7 +91,7 @@ def test_an_error_that_nobody_reads_still_has_its_status(tmp_path) -> None:
     assert redirected("2>&-", command("prepare", "--input=gone", f"--output={tmp_path}/out.jsonl")).returncode == 2
 
 
-def test_help_into_a_pipe_that_is_closed_says_nothing() -> None:
+def test_help_into_a_closed_pipe_prints_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     run = subprocess.run(

@@ -79,7 +79,7 @@ def test_killed_it_comes_to_the_same_end(tiny, straight) -> None:
     same_result(straight[0], run)
 
 
-def test_sigterm_saves_and_says_how_to_go_on(tiny, straight) -> None:
+def test_sigterm_saves_and_prints_how_to_resume(tiny, straight) -> None:
     run, given = tiny.directory / "stopped", tiny.arguments("stopped", checkpoint_every=1000)
     process = tiny.start(given)
     wait_for_step(process, run, 5)
@@ -92,7 +92,7 @@ def test_sigterm_saves_and_says_how_to_go_on(tiny, straight) -> None:
     same_result(straight[0], run)
 
 
-def test_malformed_rows_that_are_allowed_are_told_and_listed(tiny, world, capsys) -> None:
+def test_malformed_rows_that_are_allowed_are_reported_and_listed(tiny, world, capsys) -> None:
     rows = world / "one_bad.jsonl"
     rows.write_text((world / "train.jsonl").read_text() + '{"prompt": "1+1", "completions": ["2"], "labels": [1.7]}\n')
     given = tiny.arguments("one_bad", train_data=rows, eval_fraction=0, max_bad_rows=1, max_steps=1)
@@ -149,7 +149,7 @@ def test_candidates_that_the_table_cannot_use_are_refused_before_training(tiny, 
     assert not (world / "nothing").exists()
 
 
-def test_a_run_that_goes_on_is_left_alone(tiny, world) -> None:
+def test_a_run_in_progress_is_not_touched(tiny, world) -> None:
     with directory.locked(world / "busy", "never"):
         # Before weights, tokenizer or corpus are looked at.
         assert "another process is training there" in refused([*tiny.arguments("busy"), "--model=nowhere"])

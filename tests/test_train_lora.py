@@ -192,7 +192,7 @@ def test_refusals(changes, message, tiny):
         run_here(tiny.arguments("refused", **{**LORA, **changes}))
 
 
-def test_another_backbone_does_not_go_on(tiny, run, tmp_path):
+def test_another_backbone_does_not_resume(tiny, run, tmp_path):
     other = shutil.copytree(tiny.directory / "model", tmp_path / "other")
     tensors = safetensors.numpy.load_file(other / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"] * ml_dtypes.bfloat16(2)

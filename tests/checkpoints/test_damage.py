@@ -202,7 +202,7 @@ def command(name: str, checkpoint: pathlib.Path, output: pathlib.Path) -> int:
 
 
 @pytest.mark.parametrize("name", ["score", "export", "process_bench"])
-def test_commands_refuse_it_or_say_which_is_taken(run: Run, name: str, tmp_path, capsys, monkeypatch) -> None:
+def test_commands_refuse_it_or_log_which_is_used(run: Run, name: str, tmp_path, capsys, monkeypatch) -> None:
     devices = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
     path = tmp_path / "run"
@@ -232,7 +232,7 @@ def test_none_is_whole(run: Run, tmp_path) -> None:
     assert {folder.name for folder in (path / "checkpoints").iterdir()} == {"1", "2"}
 
 
-def test_checkpoints_of_earlier_versions_are_read_and_said(run: Run, tmp_path) -> None:
+def test_checkpoints_of_earlier_versions_are_read_with_a_note(run: Run, tmp_path) -> None:
     """Their checksums are sums of bits."""
     path = tmp_path / "run"
     shutil.copytree(run.path, path)

@@ -71,7 +71,7 @@ def test_threads_and_collected_objects(quiet, capfd) -> None:
     assert capfd.readouterr().err == ""
 
 
-def test_other_errors_are_heard(quiet, caplog) -> None:
+def test_other_errors_are_reported(quiet, caplog) -> None:
     quiet()
     for name in ("asyncio", "concurrent.futures"):
         try:

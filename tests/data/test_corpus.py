@@ -290,7 +290,7 @@ def test_nothing_to_train_on_is_an_error_but_nothing_held_out_is_not(opened, mak
         opened(questions="some")
 
 
-def test_progress_is_told(opened, make_rows, tmp_path, monkeypatch):
+def test_progress_is_reported(opened, make_rows, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_build, "_BATCH", 10)
     rows = [{"prompt": f"q{i}", "completions": ["s"], "labels": [1]} for i in range(100)]
     shares: list[float] = []

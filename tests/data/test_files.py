@@ -137,14 +137,16 @@ def test_an_unreadable_line_is_a_row_with_a_reason(tmp_path: pathlib.Path, conte
         (b'[{"a": "\xff"}]', "x: not UTF-8"),
     ],
 )
-def test_a_file_that_cannot_be_gone_on_with(tmp_path: pathlib.Path, content: bytes, message: str) -> None:
+def test_damage_after_which_no_row_can_be_read(tmp_path: pathlib.Path, content: bytes, message: str) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(UserError) as error:
         read(tmp_path / "x")
     assert message in str(error.value)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_is_an_error_with_the_package(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "x.parquet")
     original = builtins.__import__
 

@@ -42,7 +42,7 @@ def test_soft_labels_keep_their_float32(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, -100, -100.0, float("nan")])
-def test_ways_to_say_unlabelled(tmp_path: pathlib.Path, value: float | None) -> None:
+def test_encodings_of_unlabelled(tmp_path: pathlib.Path, value: float | None) -> None:
     assert np.isnan(one(tmp_path, {"prompt": "q", "completions": ["s"], "labels": [value]}).labels[0])
 
 
@@ -163,7 +163,7 @@ def test_malformed_rows(tmp_path: pathlib.Path, row: dict, message: str) -> None
     assert message in str(error.value)
 
 
-def test_stepwise_rows_say_what_they_are_merged_to(tmp_path):
+def test_stepwise_rows_have_their_granularity(tmp_path):
     row = {"prompt": "q", "completions": ["a\n\nb"], "labels": [1]}
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({**row, "granularity": g}) + "\n" for g in (2, "whole")))

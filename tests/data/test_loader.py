@@ -182,7 +182,7 @@ class TestBatches:
                 assert batch.tokens_computed == batch.tokens_expanded
             assert batch.packed.tokens.shape in run.shapes.all()
 
-    def test_a_mixed_stage_says_so(self, corpus):
+    def test_a_mixed_stage_is_marked(self, corpus):
         config = GranularityConfig(c_max=2, schedule="shuffled")
         assert {loader(corpus, granularities=config).batch(k).granularity for k in range(3)} == {"mixed"}
         assert loader(corpus, granularities=GranularityConfig(granularities=("whole",))).batch(0).granularity == "whole"
@@ -204,7 +204,7 @@ class TestBatches:
         assert len(batches) == run.num_steps
         assert all(same(batch, run.batch(step)) for step, batch in enumerate(batches))
 
-    def test_a_resumed_iterator_goes_on_where_it_was(self, corpus):
+    def test_a_resumed_iterator_continues(self, corpus):
         straight = list(loader(corpus).iterator())
         for stop in (0, 1, len(straight) // 2, len(straight) - 1, len(straight)):
             iterator = loader(corpus).iterator(threads=2)

@@ -233,7 +233,7 @@ class TestErrors:
         with pytest.raises(UserError, match=r"5 sequences"):
             pack(encoded, packing, RowShapes(((1, 8), (2, 8))), 8, 1)
 
-    def test_more_solutions_or_steps_than_asked_for(self):
+    def test_more_solutions_or_steps_than_places(self):
         with pytest.raises(UserError, match="2 solutions of up to 1 steps do not fit into a batch of 1 by 1"):
             pack([solution([1], [[1]])] * 2, "tree", ROOMY, 1, 1)
         with pytest.raises(UserError, match="1 solutions of up to 2 steps do not fit into a batch of 1 by 1"):

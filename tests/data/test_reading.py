@@ -52,7 +52,7 @@ def stepwise(question: str, *labels) -> str:
     return json.dumps({"prompt": question, "completions": ["s"] * len(labels), "labels": list(labels)}) + "\n"
 
 
-def test_formats_are_told_apart_by_content(tmp_path: pathlib.Path) -> None:
+def test_formats_are_detected_by_content(tmp_path: pathlib.Path) -> None:
     report = ReadReport()
     assert list(read(str(INPUTS / "*.jsonl"), report=report))
     assert report.files == {f"{name}.jsonl": name for name in NAMES}

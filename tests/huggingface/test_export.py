@@ -302,7 +302,7 @@ def test_a_failure_leaves_nothing_behind(random_params, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_exported_qwen_tokenizer_knows_the_marker_and_is_else_as_before(shared, random_params, tmp_path):
+def test_the_exported_qwen_tokenizer_has_the_marker_and_is_unchanged_otherwise(shared, random_params, tmp_path):
     """The stock tokenizer of Qwen2.5, exported: <extra_0> is one id, and every other text keeps its ids."""
     transformers = pytest.importorskip("transformers")
     stock_directory = shared / "data" / "tokenizers" / "qwen2.5"

@@ -224,7 +224,7 @@ def test_held_by_two_shards(tmp_path):
     assert problem == "model.embed_tokens.weight: held twice, by part-0.safetensors and part-1.safetensors"
 
 
-def test_missing_shard_truncated_shard_and_wrong_index_are_told_apart(tmp_path):
+def test_missing_shard_truncated_shard_and_wrong_index_have_their_own_errors(tmp_path):
     tensors = tensors_of(CONFIG)
     write(tmp_path, tensors, shards=3)
     (tmp_path / "part-0.safetensors").unlink()

@@ -147,7 +147,7 @@ def test_what_would_not_end_or_fit_ends_with_an_error(template):
         ("{{ messages.append(1) }}", "fails: access to attribute 'append'|list.append is not supported"),
     ],
 )
-def test_what_fails_says_why_in_one_line(template, message):
+def test_errors_are_one_line(template, message):
     with pytest.raises(UserError, match=message) as error:
         render(template, MESSAGES, {}, True)
     assert "\n" not in str(error.value) and len(str(error.value)) < 600

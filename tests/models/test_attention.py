@@ -238,7 +238,7 @@ def test_a_backend_that_cannot_is_refused_by_name(backend, platform, dtype, chan
         resolve(backend, platform, dtype, **(SHAPE | change))
 
 
-def test_the_mesh_says_for_which_platform():
+def test_the_mesh_determines_the_platform():
     mesh = rules.make_mesh(DeviceConfig(mesh="data=1,fsdp=1,tensor=-1"), jax.devices()[:8])
 
     class Backbone:

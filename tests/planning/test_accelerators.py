@@ -26,7 +26,7 @@ def test_numbers_that_are_not_sold() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, a in ACCELERATORS.items() if isinstance(a, Tpu)])
-def test_slices_have_as_many_chips_as_they_say(name: str) -> None:
+def test_slices_have_the_number_of_chips_of_their_names(name: str) -> None:
     for number in ACCELERATORS[name].slices:
         shape = ACCELERATORS[name].topology(number)["topology_name"].removeprefix(f"{name}:")
         product = 1
@@ -36,7 +36,7 @@ def test_slices_have_as_many_chips_as_they_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, a in ACCELERATORS.items() if isinstance(a, Gpu)])
-def test_the_target_says_what_the_table_does(name: str) -> None:
+def test_the_target_agrees_with_the_table(name: str) -> None:
     gpu = ACCELERATORS[name]
     text = gpu.target_config()
     assert f"core_count: {gpu.multiprocessors} " in text
@@ -66,7 +66,7 @@ def test_larger() -> None:
     assert accelerators.larger(ACCELERATORS["v5p"], 4)[0] == 8
 
 
-def test_a_missing_compiler_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_an_error_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs its XLA compiler.*pip install 'cfprm-jax\[aot\]'"):
         accelerators.require_plugin(ACCELERATORS["v6e"])

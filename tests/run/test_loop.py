@@ -131,7 +131,7 @@ def test_runs_to_the_end(drive, batch, restore) -> None:
     assert rows[0]["mfu"] is rows[0]["memory_in_use"] is None
 
 
-def test_stops_and_goes_on_to_the_same_end(drive, batch, restore, tmp_path) -> None:
+def test_stops_and_resumes_to_the_same_end(drive, batch, restore, tmp_path) -> None:
     """SIGTERM during step 3 saves step 3; from there the rest gives what an undisturbed run gives, bit for bit."""
     _, whole_rows, _, _ = drive(Batches(batch))
     expected = jax.tree.map(np.asarray, restore().state)

@@ -113,7 +113,7 @@ def test_an_older_checkpoint_does_not_boast_of_the_newest(run):
     assert "| backbone | 0a1b |" in text
 
 
-def test_a_run_that_tells_nothing():
+def test_a_run_without_a_description():
     text = card_of(model_card.Training(step=7))
     assert "| checkpoint | after step 7 |" in text
     assert "Held-out" not in text and "Best-of-N" not in text and text.endswith("\n")

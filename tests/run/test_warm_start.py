@@ -70,7 +70,7 @@ def test_what_no_flag_names_is_the_prms(head, format, directories):
     assert "step separator '; '" in lines[1] and lines[2] == "system prompt 'Judge.'"
 
 
-def test_a_text_that_a_flag_names_stays_and_is_told(directories):
+def test_a_text_that_a_flag_names_is_kept_and_logged(directories):
     mine = EncodingConfig(system_prompt="Mine.", step_separator="; ")
     given = {"system_prompt", "step_separator", "marker", "head"}
     _, encoding, lines = adopt(directories / "linear-reward_model", ModelConfig(), mine, given)
@@ -86,7 +86,7 @@ def test_contradictions_are_refused_by_name(directories):
         adopt(directories / "linear-reward_model", ModelConfig(), EncodingConfig(marker="<x>"), {"marker"})
 
 
-def test_a_published_prm_says_nothing_of_its_texts(directories, tmp_path):
+def test_a_published_prm_has_no_texts(directories, tmp_path):
     """Qwen2.5-Math-PRM's own directory: class and tensors, no prm.json."""
     weights = safetensors.numpy.load_file(directories / "mlp-process_reward_model" / "model.safetensors")
     generator = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def test_a_published_prm_says_nothing_of_its_texts(directories, tmp_path):
 
 
 @pytest.mark.parametrize("adapted", [{}, {"lora_rank": 2}])
-def test_training_goes_on_from_an_export(adapted, directories, tiny, tmp_path, capsys):
+def test_a_warm_start_from_an_export(adapted, directories, tiny, tmp_path, capsys):
     """The head is the PRM's own before the first step, and the run keeps its form and texts."""
     source = directories / "mlp-process_reward_model"
     given = tiny.arguments("unused", model=source, init="pretrained", max_steps=1, learning_rate=0, **adapted)
@@ -117,7 +117,7 @@ def test_training_goes_on_from_an_export(adapted, directories, tiny, tmp_path, c
     jax.tree.map(np.testing.assert_array_equal, run.params, before)
 
 
-def test_a_name_on_the_hub_says_how_to_download_it(tmp_path, monkeypatch, tiny):
+def test_a_name_on_the_hub_is_an_error_with_the_download_command(tmp_path, monkeypatch, tiny):
     monkeypatch.chdir(tmp_path)
     given = tiny.arguments("unused", model="Qwen/Qwen2.5-Math-7B", init="pretrained", output_dir=tmp_path / "run")
     with pytest.raises(UserError, match=r"hf download Qwen/Qwen2.5-Math-7B --local-dir models/Qwen2.5-Math-7B"):

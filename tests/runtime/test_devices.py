@@ -49,7 +49,7 @@ def test_memory_of_the_fullest_device_here() -> None:
     assert devices.describe(there) == "3 x GPU (gpu) in 2 processes"
 
 
-def test_an_accelerator_that_jax_does_not_use_is_told(tmp_path) -> None:
+def test_an_accelerator_that_jax_does_not_use_gives_a_note(tmp_path) -> None:
     card = tmp_path / "nvidia0"
     assert devices.unused_accelerator(jax.devices(), [str(card)]) == ""
     card.touch()

@@ -47,7 +47,7 @@ def test_enough_room_is_not_worth_a_word(monkeypatch, tmp_path) -> None:
     assert disk.require_room(tmp_path, STATE, RunConfig(), 5000, present=7) == ""
 
 
-def test_little_room_is_told(monkeypatch, tmp_path) -> None:
+def test_little_room_gives_a_note(monkeypatch, tmp_path) -> None:
     with_free(monkeypatch, 2.5 * 2**30)
     assert disk.require_room(tmp_path, STATE, RunConfig(), 5000) == (
         "note: a checkpoint has 1.0 GiB before compression, --keep_checkpoints=2 need up to 3 at a time, one of them "

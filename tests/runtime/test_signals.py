@@ -74,7 +74,7 @@ def test_nobody_ends_the_process_of_others() -> None:
             stop.do_not_wait()
 
 
-def test_a_handler_is_heard_where_the_pipe_is_borrowed() -> None:
+def test_the_handler_acts_while_an_event_loop_has_the_pipe() -> None:
     ended: list[signal.Signals] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -100,7 +100,7 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)  # a minute in C that no si
 """
 
 
-def test_it_is_heard_while_the_main_thread_is_busy() -> None:
+def test_a_signal_acts_while_the_main_thread_is_busy() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
     )

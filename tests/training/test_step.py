@@ -136,7 +136,7 @@ def test_compact_accumulates_in_bfloat16(setup, batch) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_compact"])
-def test_goes_on_to_the_same_bits(setup, batch, optimizer: str) -> None:
+def test_resumes_to_the_same_bits(setup, batch, optimizer: str) -> None:
     """Four steps, and two more after the state went through the host, as through a checkpoint."""
     s = setup(optimizer=optimizer)
     straight, stopped = s.init(), s.init()
