@@ -23,7 +23,7 @@ from cfprm_jax.runtime.progress import ProgressLine
 
 
 def main(config: BonConfig) -> int:
-    """The command."""
+    """Runs the command."""
     if not config.input or not config.output_dir:
         raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
     directory = pathlib.Path(config.output_dir)
@@ -32,7 +32,7 @@ def main(config: BonConfig) -> int:
     if config.input2:
         print(f"compared    with {', '.join(config.input2)}", flush=True)
     print(
-        f"choosing    n = {', '.join(config.n)} by {', '.join(config.aggregation)}; "
+        f"best of n   n = {', '.join(config.n)}, aggregation {', '.join(config.aggregation)}, "
         f"{f'{config.draws} draws' if config.draws else 'the first n'}, grader {config.grader}",
         flush=True,
     )
@@ -52,7 +52,7 @@ def main(config: BonConfig) -> int:
 
 
 def _watched(questions: Iterable[Question], progress: ProgressLine) -> Iterator[Question]:
-    """The same questions; shows how many are graded."""
+    """The same questions, with a progress line of how many are graded."""
     for number, question in enumerate(questions):
         progress.show(functools.partial(_graded, number, progress))
         yield question
@@ -63,7 +63,7 @@ def _graded(number: int, progress: ProgressLine) -> str:
 
 
 def _refuse_other_content(directory: pathlib.Path) -> None:
-    """UserError if the directory holds files but no results of this command, whose config.json could be another's."""
+    """UserError if the directory contains files but no results of this command; its config.json could be another's."""
     output_paths.require_directory(f"--output_dir={directory}", directory)
     if not directory.exists():
         return
@@ -75,7 +75,9 @@ def _refuse_other_content(directory: pathlib.Path) -> None:
     except (OSError, ValueError):
         ours = False
     if not ours:
-        raise UserError(f"--output_dir={directory} holds something else ({sorted(names)[0]}, ...): name another one")
+        raise UserError(
+            f"--output_dir={directory} contains other files ({sorted(names)[0]}, ...): choose another directory"
+        )
 
 
 if __name__ == "__main__":

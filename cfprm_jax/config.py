@@ -1,12 +1,12 @@
-"""What a run can be told: frozen dataclasses, one a concern, which the flags fill and everything below receives.
+"""Configuration: frozen dataclasses, one per subject, filled from flags by the commands and passed to everything below.
 
-Nothing here reads a flag, a file, a device or a clock. Each field carries its own help, choices and bounds as metadata
-(see :func:`option`), so that the flags, their validation and the configuration file written beside a run's output all
-come from this one description. A configuration checks itself when it is made (:class:`Options`), so that Python callers
-get the errors that flags give.
+Nothing here reads a flag, a file, a device or a clock. Each field carries its help text, choices and bounds as metadata
+(see :func:`option`). The flags, their validation and the configuration file written beside a run's output are derived
+from this one description. A configuration validates itself on construction (:class:`Options`), so that Python callers
+get the same errors as users of the flags.
 
-Every number has bounds. Inside them a value may still be a bad choice; outside them it has no meaning, or needs memory
-or time that no machine has.
+Every number has bounds. A value within them may still be a bad choice; a value outside them has no meaning, or needs
+memory or time that no machine has.
 """
 
 from __future__ import annotations
@@ -37,6 +37,24 @@ ATTENTIONS = ("auto", "xla", "blockwise", "cudnn", "pallas")
 ENCODINGS = ("auto", "cfprm", "qwen_prm", "trl", "math_shepherd", "rlhflow", "skywork")
 AGGREGATIONS = ("min", "last", "product", "mean")
 
+# Help texts that several commands share.
+ATTENTION_HELP = (
+    "Attention implementation: cudnn on NVIDIA GPUs in bfloat16, pallas on TPUs, blockwise and xla on any device; auto "
+    "selects by device."
+)
+ENCODING_HELP = (
+    "Encoding of solutions that the PRM was trained with (docs/encodings.md). auto detects it from the files of the "
+    "directory; it is an error if they do not determine it."
+)
+STEP_SEPARATOR_HELP = (
+    "Step separator, with escapes, of a PRM with --encoding=trl: follows each step. Empty is the default of the "
+    "encoding."
+)
+DTYPE_HELP = (
+    "Dtype of activations and matrix products; auto is the dtype of the training run, or of the directory's weights."
+)
+CHECKPOINT_HELP = "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP."
+
 # Upper bounds that several options share.
 MOST_GRANULARITY = 100  # steps: longer than the solutions of every published corpus; "whole" is beyond
 MOST_TOKENS = 1 << 20  # the longest context of a published Qwen2.5 is 1,010,000 tokens
@@ -61,12 +79,13 @@ def option(
     """A dataclass field that becomes a flag of the same name.
 
     Args:
-      default: its default; its type is the flag's type, unless kind says otherwise.
+      default: its default; determines the flag's type, unless kind is given.
       help: one or two sentences for --help.
       choices: the values allowed, for a string or the entries of a list.
       lower, upper: inclusive bounds; every number of a command has both.
       also: a number outside the bounds that is allowed because it has a meaning of its own, such as "0 is off".
-      kind: "string", "int", "float", "bool" or "list" (comma-separated) where the default (None, ()) does not tell.
+      kind: "string", "int", "float", "bool" or "list" (comma-separated), required where the type of the default is not
+        one of these.
     """
     if kind is None:
         kind = {bool: "bool", int: "int", float: "float", str: "string", tuple: "list"}[type(default)]
@@ -243,43 +262,55 @@ class EstimateConfig(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ReadConfig(Options):
-    """How corpora are read."""
+    """Reading corpora."""
 
-    data_format: str = option("auto", "Format of the corpora; auto tells by content.", choices=DATA_FORMATS)
+    data_format: str = option("auto", "Format of the corpora; auto detects it from the content.", choices=DATA_FORMATS)
     neutral: str = option(
         "positive",
-        "What a neutral rating (0) counts as. drop leaves the step unlabelled and omits alternatives that are neutral.",
+        "Label of a neutral rating (0). drop leaves the step unlabelled and omits neutral alternatives.",
         choices=("positive", "negative", "drop"),
     )
     alternatives: bool = option(
-        True, "PRM800K: every rated completion that was not chosen ends a trajectory of its own."
+        True, "PRM800K: add a trajectory for every rated completion that was not chosen, ending with it."
     )
     max_bad_rows: int = option(
-        0, "Malformed rows that are skipped, counted and listed before the run stops.", lower=0, upper=10**6
+        0,
+        "Maximum number of malformed rows; they are skipped, counted and listed. One more is an error.",
+        lower=0,
+        upper=10**6,
     )
     estimates: EstimateConfig = dataclasses.field(default_factory=EstimateConfig)
 
 
 @dataclasses.dataclass(frozen=True)
 class GranularityConfig(Options):
-    """Coarse to fine: which window sizes, in which order (Algorithm 1 of the paper)."""
+    """Granularities: window sizes and their order.
+
+    Algorithm 1 of the paper.
+    """
 
     c_max: int = option(
-        1, "Largest window: granularities c_max, ..., 2, 1. 1 is plain training.", lower=1, upper=MOST_GRANULARITY
+        1,
+        "Largest window size, in steps: trains on granularities c_max, ..., 2, 1. 1 is plain training.",
+        lower=1,
+        upper=MOST_GRANULARITY,
     )
     granularities: tuple[str, ...] = option(
-        (), "Window sizes in the order of training, such as 4,1 or whole. Overrides --c_max.", kind="list"
+        (), "Window sizes in training order, such as 4,1 or whole. Overrides --c_max.", kind="list"
     )
-    epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1, upper=1000)
+    epochs_per_granularity: int = option(1, "Epochs over the data at each granularity.", lower=1, upper=1000)
     schedule: str = option(
         "coarse_to_fine",
-        "coarse_to_fine takes the granularities in the order given, fine_to_coarse in reverse, shuffled mixes them.",
+        "Order of the granularities: coarse_to_fine as given, fine_to_coarse reversed, shuffled mixed.",
         choices=SCHEDULES,
     )
-    window_tail: str = option("keep", "The last window when it is shorter than the others.", choices=("keep", "drop"))
+    window_tail: str = option(
+        "keep", "Whether to keep a last window that is shorter than the others.", choices=("keep", "drop")
+    )
     window_stride: str = option(
         "window",
-        "window: windows do not overlap. 1: all shifted segmentations, a shorter leading window being unlabelled.",
+        "Stride between windows. window: no overlap. 1: all shifted segmentations; a shorter leading window is "
+        "unlabelled.",
         choices=("window", "1"),
     )
 
@@ -299,16 +330,24 @@ class GranularityConfig(Options):
 
 @dataclasses.dataclass(frozen=True)
 class EncodingConfig(Options):
-    """How a solution becomes tokens; the same for training and scoring, and stored with the model."""
+    """Encoding of solutions as tokens.
+
+    The same for training and scoring; stored with the model.
+    """
 
     max_length: int = option(
-        2048, "Longest encoded solution in tokens; whole windows are cut from the end.", lower=8, upper=MOST_TOKENS
+        2048,
+        "Maximum length of an encoded solution in tokens. Longer ones are truncated at a window boundary.",
+        lower=8,
+        upper=MOST_TOKENS,
     )
-    step_separator: str = option("\\n\\n", "Text between the steps of one window; \\n, \\t, \\r and \\\\ are decoded.")
+    step_separator: str = option(
+        "\\n\\n", "Separator between the steps of one window; \\n, \\t, \\r and \\\\ are decoded."
+    )
     marker: str = option(
         MARKER,
-        "Name of the token at which a step's score is read. auto is <extra_0>, to which a token that the tokenizer "
-        "keeps in reserve is renamed if it has none of that name.",
+        "Step marker: the token at which a step's score is read. auto is <extra_0>; in a tokenizer without it, a "
+        "reserved token is renamed to it.",
     )
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template.")
 
@@ -326,40 +365,44 @@ class EncodingConfig(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PackingConfig(Options):
-    """How encoded trajectories fill the rows of a batch."""
+    """Batches and packing."""
 
     packing: str = option(
-        "tree", "tree shares common prefixes, sequence packs without sharing, none pads one a row.", choices=PACKINGS
+        "tree",
+        "Packing of trajectories into rows: tree shares common prefixes, sequence does not, none pads one per row.",
+        choices=PACKINGS,
     )
     row_length: int = option(
         0,
-        "Tokens a row. 0 fits a small set of lengths, multiples of 128, to the corpus: for trees up to three times the "
-        "longest solution.",
+        "Row length in tokens. 0 fits a small set of lengths to the corpus, multiples of 128; for trees, up to three "
+        "times the longest solution.",
         lower=8,
         upper=4 * MOST_TOKENS,
         also=0,
     )
     row_shapes: int = option(
         16,
-        "Most batch shapes fitted to the data, beside a few large ones for the rest. The step compiles once a shape.",
+        "Maximum number of batch shapes fitted to the data, besides a few large ones for the rest. The training step "
+        "compiles once per shape.",
         lower=1,
         upper=256,
     )
-    batch_size: int = option(32, "Trajectories an optimizer step, over all devices.", lower=1, upper=1 << 16)
+    batch_size: int = option(
+        32, "Global batch size: trajectories per optimizer step, over all devices.", lower=1, upper=1 << 16
+    )
     batch_tokens: int = option(
         0,
-        "Most computed tokens an optimizer step, in place of --batch_size, which then sizes evaluation batches only: "
-        "trajectories, with --packing=tree --record_chunk=0 whole records, are taken until it is full. Prefixes that "
-        "trajectories of a record share count once with --packing=tree. A record that is larger is spread over "
-        "consecutive steps.",
+        "Global batch size in computed tokens; 0 is off. Replaces --batch_size for training batches: a batch takes "
+        "trajectories (with --packing=tree --record_chunk=0, whole records) until it is full. With --packing=tree, "
+        "prefixes shared within a record count once. A larger record is spread over consecutive steps.",
         lower=0,
         upper=1 << 30,
     )
     record_chunk: int = option(
         1,
-        "--packing=tree: most trajectories of a record that stay together in the order of the data; 1 shuffles every "
-        "trajectory, as the other packings do, 0 keeps records whole. More share more prefixes in a batch, and make "
-        "batches of fewer records, from which less is learned.",
+        "Maximum number of trajectories of a record that are kept together when the data is shuffled, with "
+        "--packing=tree. 1 shuffles single trajectories, as the other packings do; 0 keeps records whole. Larger "
+        "chunks share more prefixes, but a batch then has fewer distinct records.",
         lower=0,
         upper=4096,
     )
@@ -367,80 +410,80 @@ class PackingConfig(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Options):
-    """Which network, and how it computes."""
+    """Model and compute."""
 
     model: str = option(
         "synthetic",
-        "Hugging Face directory of the backbone or of a PRM to go on from; synthetic is a small network made here.",
+        "Hugging Face directory of a backbone, or of a PRM as warm start. synthetic generates a small network.",
     )
     init: str = option(
         "pretrained",
-        "Where the weights come from: the directory's safetensors files, or a random initialisation by --seed.",
+        "Initial weights: the safetensors files of --model, or random values drawn with --seed.",
         choices=("pretrained", "random"),
     )
     head: str = option("linear", "Reward head: Linear, or Linear-ReLU-Linear.", choices=("linear", "mlp"))
-    dtype: str = option("bfloat16", "Type of activations and matrix products.", choices=("bfloat16", "float32"))
-    attention: str = option(
-        "auto",
-        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blockwise and xla anywhere; auto "
-        "takes what suits the device.",
-        choices=ATTENTIONS,
-    )
+    dtype: str = option("bfloat16", "Dtype of activations and matrix products.", choices=("bfloat16", "float32"))
+    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
     remat: str = option(
         "layer",
-        "Activations recomputed in the backward pass: none; the MLPs', which are most of them; or all but each layer's "
-        "input, which costs a third more arithmetic and least memory.",
+        "Rematerialisation: activations recomputed in the backward pass. none: no activations. mlp: those of the MLPs, "
+        "the largest part. layer: all but the input of each layer; least memory, a third more FLOPs.",
         choices=("none", "mlp", "layer"),
     )
     deterministic: bool = option(
         False,
-        "On GPUs, take only kernels that give the same bits every time, chosen by rule and not by measuring: slower. "
-        "On CPUs and TPUs all are so.",
+        "Bitwise reproducible training on GPUs: deterministic kernels only, without autotuning; slower. CPUs and TPUs "
+        "are deterministic without it.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig(Options):
-    """Low-rank adapters: only they and the reward head are trained, and the backbone stays as it is."""
+    """LoRA adapters.
 
-    lora_rank: int = option(0, "Rank of the adapters; 0 trains the whole network.", lower=0, upper=8192)
-    lora_alpha: float = option(32.0, "What the adapters add counts lora_alpha / lora_rank.", lower=1e-6, upper=1e6)
+    Trained together with the reward head; the backbone is frozen.
+    """
+
+    lora_rank: int = option(0, "Rank of the adapters; 0 trains the full network.", lower=0, upper=8192)
+    lora_alpha: float = option(
+        32.0, "Scale of the adapters' output: multiplied by lora_alpha / lora_rank.", lower=1e-6, upper=1e6
+    )
     lora_targets: tuple[str, ...] = option(
         ("query", "key", "value", "output", "gate", "up", "down"),
-        "Matrices that get adapters, by these names or Hugging Face's (q_proj, ...).",
+        "Weight matrices with adapters, by these names or Hugging Face's (q_proj, ...).",
         kind="list",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Options):
-    """AdamW with linear warm-up and a decay over the whole run."""
+    """Optimizer: AdamW with linear warm-up and decay."""
 
     optimizer: str = option(
         "adamw",
-        "adamw holds masters and moments in float32, 16 bytes a parameter with gradients. adamw_compact holds the "
-        "float32 masters exactly and the moments in 8 bits, 8 bytes with gradients: a 7B fine-tune on one 80 GB card.",
+        "adamw keeps float32 master weights and moments: 16 bytes per parameter, gradients included. adamw_compact "
+        "keeps exact float32 master weights and 8-bit moments: 8 bytes; fits a 7B fine-tune on one 80 GB GPU.",
         choices=("adamw", "adamw_compact"),
     )
     learning_rate: float = option(2e-6, "Peak learning rate.", lower=0.0, upper=1.0)
     warmup_fraction: float = option(
-        0.03, "Share of the steps in which the rate rises linearly from 0.", lower=0.0, upper=1.0
+        0.03, "Fraction of the optimizer steps with linear warm-up from 0.", lower=0.0, upper=1.0
     )
-    decay: str = option("cosine", "Shape of the decay after the warm-up.", choices=("cosine", "linear", "constant"))
+    decay: str = option("cosine", "Learning rate schedule after the warm-up.", choices=("cosine", "linear", "constant"))
     final_rate_fraction: float = option(
-        0.0, "Learning rate that the decay reaches at the end of the run, as a share of the peak.", lower=0.0, upper=1.0
+        0.0, "Final learning rate at the end of the decay, as a fraction of the peak.", lower=0.0, upper=1.0
     )
     adam_b1: float = option(0.9, "AdamW's beta 1.", lower=0.0, upper=0.99999)
     adam_b2: float = option(0.999, "AdamW's beta 2.", lower=0.0, upper=0.99999)
     adam_eps: float = option(1e-8, "AdamW's epsilon.", lower=1e-30, upper=1.0)
     weight_decay: float = option(
-        0.0, "Decoupled weight decay of matrices (never of biases, norms and embeddings).", lower=0.0, upper=1000.0
+        0.0, "Decoupled weight decay of matrices; biases, norms and embeddings have none.", lower=0.0, upper=1000.0
     )
     max_grad_norm: float = option(
-        1.0, "Global gradient norm above which gradients are scaled down; 0 is off.", lower=1e-6, upper=1e6, also=0.0
+        1.0, "Gradient clipping: maximum global norm; 0 is off.", lower=1e-6, upper=1e6, also=0.0
     )
     accumulation: int = option(
-        1, "Parts a step's rows are computed in, one after another, to save memory.", lower=1, upper=1024
+        1, "Gradient accumulation: microbatches per optimizer step. More of them need less memory.", lower=1, upper=1024
     )
 
     def __post_init__(self) -> None:
@@ -448,39 +491,40 @@ class OptimizerConfig(Options):
         if self.learning_rate * self.weight_decay > 1:
             raise UserError(
                 f"--learning_rate={self.learning_rate:g} times --weight_decay={self.weight_decay:g} is above 1: "
-                "one step would decay weights beyond 0"
+                "a single step would change the sign of the weights"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig(Options):
-    """What is minimised."""
+    """Loss."""
 
     loss: str = option("q_ranking", "Training loss.", choices=LOSSES)
     margin: float = option(4.0, "Margin of Q-ranking (zeta in PQM).", lower=0.0, upper=1000.0)
     label_weight: str = option(
         "trajectory",
-        "What counts once. trajectory: every label of every trajectory. node: each distinct step of a batch (same "
-        "question, same steps before it, same text), with the mean of its labels. question, of q_ranking alone: each "
-        "question, as the mean of its trajectories.",
+        "Unit that has weight one in the loss. trajectory: every label of every trajectory. node: each distinct step "
+        "of a batch (same question, previous steps and text), with the mean of its labels. question, for q_ranking "
+        "only: each question, as the mean over its trajectories.",
         choices=LABEL_WEIGHTS,
     )
     ranking_negatives: str = option(
         "path",
-        "--loss=q_ranking --label_weight=node: negative steps that a positive one is ranked against. path: those that "
-        "hang off the path to it. question: all of its question.",
+        "Negative steps that a positive step is ranked against, with --loss=q_ranking --label_weight=node. path: "
+        "those whose previous step is on the path to it. question: all of its question.",
         choices=("path", "question"),
     )
     negative_weight: float = option(
         1.0,
-        "Weight in bce and mse of steps labelled 0.5 or less, in the sum and in what it is divided by.",
+        "Class weight, for bce and mse, of steps labelled 0.5 or less. Applies to the sum and to the normaliser.",
         lower=0.0,
         upper=1000.0,
     )
     redundancy_weight: float = option(
         0.0,
-        "Weight of a second output of the reward head beside the loss: binary cross-entropy of whether a step is right "
-        "but of no use, which is PRM800K's rating 0 against 1 (a step rated -1 has no target). 0 is without it.",
+        "Weight of the redundancy loss; 0 is off. Adds a second output to the reward head, trained by binary "
+        "cross-entropy to detect steps that are correct but redundant: PRM800K's rating 0 against 1. Steps rated -1 "
+        "have no target.",
         lower=0.0,
         upper=100.0,
     )
@@ -502,43 +546,50 @@ class LossConfig(Options):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceConfig(Options):
-    """Where it runs."""
+    """Devices."""
 
     platform: str = option(
-        "auto", "Accelerator to run on; one that is not there is an error.", choices=("auto", "cpu", "gpu", "tpu")
+        "auto", "Accelerator; an error if it is not available.", choices=("auto", "cpu", "gpu", "tpu")
     )
-    mesh: str = option("data=-1,fsdp=1,tensor=1", "Devices along each mesh axis; -1 takes the rest.")
+    mesh: str = option(
+        "data=-1,fsdp=1,tensor=1", "Device mesh: number of devices along each axis; -1 is all that remain."
+    )
     compile_cache_dir: str = option(
-        "auto", "Where compiled steps are kept for the next start: auto is the user's cache, empty is nowhere."
+        "auto",
+        "Directory of JAX's persistent compilation cache. auto is in the user's cache directory; empty disables it.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig(Options):
-    """Several processes as one run; launch/ has a file for each place to run."""
+    """Distributed training.
+
+    launch/ has a script for each environment.
+    """
 
     distributed: str = option(
         "auto",
-        "auto joins the processes that the flags below, JAX_COORDINATOR_ADDRESS, Slurm or a TPU pod name, if any; off "
-        "runs this process alone.",
+        "auto joins a distributed run if --coordinator, JAX_COORDINATOR_ADDRESS, Slurm or a TPU pod describes one; off "
+        "runs a single process.",
         choices=("auto", "off"),
     )
-    coordinator: str = option("", "HOST:PORT of process 0, given to every process with the next two.")
+    coordinator: str = option(
+        "", "Address of process 0, HOST:PORT. Required in every process, with --num_processes and --process_id."
+    )
     num_processes: int = option(0, "Number of processes.", lower=0, upper=1 << 16)
     process_id: int = option(-1, "Index of this process, from 0.", lower=-1, upper=(1 << 16) - 1)
     initialization_timeout: int = option(
-        300, "Seconds that processes wait for each other at the start.", lower=1, upper=LONGEST_WAIT
+        300, "Timeout in seconds for all processes to connect at the start.", lower=1, upper=LONGEST_WAIT
     )
     heartbeat_timeout: int = option(
         100,
-        "Seconds without a sign of life after which a process counts as dead and ends the run.",
+        "Timeout in seconds after which a process without heartbeat is considered dead, which ends the run.",
         lower=1,
         upper=LONGEST_WAIT,
     )
     wait_timeout: int = option(
         86400,
-        "Seconds that processes wait for one that is alive but not done, such as the first, which tokenises the corpus "
-        "for all.",
+        "Timeout in seconds for waiting on a live process, such as the main process while it tokenises the corpus.",
         lower=1,
         upper=LONGEST_WAIT,
     )
@@ -546,23 +597,24 @@ class DistributedConfig(Options):
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(Options):
-    """What training writes, and how often."""
+    """Run directory: checkpoints, logs, resuming."""
 
-    output_dir: str = option("", "Directory of the run.")
+    output_dir: str = option("", "Run directory.")
     resume: str = option(
         "never",
-        "never refuses an --output_dir that holds a run, auto goes on with it or starts one, always needs it there.",
+        "Whether to resume a run in --output_dir. never: it is an error if there is one. auto: resume it, or start a "
+        "new one. always: it is an error if there is none.",
         choices=("never", "auto", "always"),
     )
     seed: int = option(
-        0, "Seed of the order of the data and of the head's initialisation.", lower=0, upper=LARGEST_SEED
+        0, "Random seed of the data order and of the reward head's initialisation.", lower=0, upper=LARGEST_SEED
     )
     max_steps: int = option(
-        0, "Stop after so many optimizer steps; 0 trains to the end of the data.", lower=0, upper=MOST_STEPS
+        0, "Maximum number of optimizer steps; 0 trains to the end of the data.", lower=0, upper=MOST_STEPS
     )
     log_every: int = option(
         10,
-        "Optimizer steps between printed lines and TensorBoard points; metrics.jsonl has every step.",
+        "Optimizer steps between printed lines and between TensorBoard points; metrics.jsonl has every step.",
         lower=1,
         upper=MOST_STEPS,
     )
@@ -570,42 +622,44 @@ class RunConfig(Options):
         0, "Optimizer steps between evaluations; 0 evaluates at the end only.", lower=0, upper=MOST_STEPS
     )
     checkpoint_every: int = option(
-        500, "Optimizer steps between checkpoints; there is always one at the end.", lower=1, upper=MOST_STEPS
+        500, "Optimizer steps between checkpoints; the last step always has one.", lower=1, upper=MOST_STEPS
     )
-    keep_checkpoints: int = option(2, "Newest checkpoints that are kept.", lower=1, upper=10_000)
+    keep_checkpoints: int = option(2, "Number of newest checkpoints to keep.", lower=1, upper=10_000)
     keep_best: str = option(
         "none",
-        "Held-out metric by which the best checkpoint is kept too, saved at its evaluation: OUTPUT_DIR/best.",
+        "Held-out metric for keeping the best checkpoint, in OUTPUT_DIR/best, besides the newest.",
         choices=("none", "loss", "step_accuracy", "negative_f1", "auroc", "distinct_negative_f1", "distinct_auroc"),
     )
     preemption_exit_code: int = option(
         0,
-        "Exit status after a SIGTERM, when all is saved; one of its own tells a scheduler to start the run again.",
+        "Exit status after a SIGTERM, once the checkpoint is saved. A nonzero status can make a scheduler restart the "
+        "run.",
         lower=0,
         upper=255,
     )
     data_cache_dir: str = option(
-        "auto", "Where tokenised corpora are kept for the next start: auto is the user's cache."
+        "auto", "Directory of cached tokenised corpora; auto is in the user's cache directory."
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Options):
-    """The held-out split."""
+    """Evaluation."""
 
-    eval_data: tuple[str, ...] = option((), "Corpora to evaluate on; overrides --eval_fraction.", kind="list")
+    eval_data: tuple[str, ...] = option((), "Held-out corpora; overrides --eval_fraction.", kind="list")
     eval_fraction: float = option(
         0.02,
-        "Share of the questions, chosen by a hash of their text, that is held out of training.",
+        "Fraction of the questions held out of training, selected by a hash of their text.",
         lower=0.0,
         upper=0.5,
     )
     eval_max_trajectories: int = option(
-        512, "Most trajectories evaluated each time; 0 takes all.", lower=0, upper=MOST_COUNT
+        512, "Maximum number of held-out trajectories per evaluation; 0 is all.", lower=0, upper=MOST_COUNT
     )
     bon_n: tuple[str, ...] = option(
-        ("8", "16", "32", "64"), "With --bon_candidates: numbers of candidates to choose from.", kind="list"
+        ("8", "16", "32", "64"), "Values of n of the Best-of-N evaluation of --bon_candidates.", kind="list"
     )
     bon_candidates: str = option(
-        "", "Candidates file that the trained PRM ranks at the end; synthetic is that of the arithmetic world."
+        "",
+        "Candidates file for a Best-of-N evaluation at the end of training; synthetic is that of the generated data.",
     )

@@ -1,4 +1,4 @@
-"""python -m cfprm_jax.experiment: the paper's grid of runs, and the table, figure and text of what they support."""
+"""python -m cfprm_jax.experiment: the paper's grid of training runs, with tables, a figure and findings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import functools
 import pathlib
 import sys
 import time
+from typing import ClassVar
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
@@ -46,34 +47,39 @@ from cfprm_jax.sharding import session
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig(Options):
-    """Run the paper's experiments: losses x treatments x seeds, each trained, scored and judged by Best-of-N.
+    """Run the paper's experiments: a grid of losses, treatments and seeds, each trained, scored and evaluated.
 
     python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
 
-    Writes a directory a cell, and table2.md, table2.tex, controls.md, figure.png, findings.txt and results.json (with
-    --grid=frontier: frontier.md, frontier.png and frontier.json) into --output_dir. Cells that are there already are
-    not run again, so a killed run loses one cell, and several processes may work on one --output_dir.
+    Writes a directory per cell, and table2.md, table2.tex, controls.md, figure.png, findings.txt and results.json (with
+    --grid=frontier: frontier.md, frontier.png and frontier.json) into --output_dir. The same command resumes an
+    interrupted experiment: finished cells are kept. Several processes may share one --output_dir.
     """
+
+    MAIN_FLAGS: ClassVar = (
+        *("output_dir", "train_data", "tests", "rows", "treatments"),
+        *("levels", "grid", "seeds", "n", "model"),
+    )
 
     output_dir: str = option("", "Directory of the experiment.")
     train_data: tuple[str, ...] = option(
-        (LABORATORY,), "Corpora to train on; laboratory is a synthetic world made here.", kind="list"
+        (LABORATORY,), "Training corpora; laboratory generates synthetic data.", kind="list"
     )
     tests: tuple[str, ...] = option(
         (),
-        'Test sets besides the laboratory\'s: NAME=FILE, candidates that say whether they are "correct".',
+        'Test sets for --train_data other than laboratory: NAME=FILE, candidates with "correct".',
         kind="list",
     )
     rows: tuple[str, ...] = option(tuple(ROWS), "Rows of the table.", choices=tuple(ROWS), kind="list")
     treatments: tuple[str, ...] = option(
         ("plain", "plain_matched", "c2", "c3", "c4", "shuffled", "fine_to_coarse"),
-        "What each row is trained with.",
+        "Training treatments of each row.",
         choices=CHOICES,
         kind="list",
     )
     levels: tuple[str, ...] = option(
         ("some", "none", "much"),
-        "Laboratory: redundancy of its solutions. The first has every treatment.",
+        "Levels of redundancy of the laboratory's solutions. The first has all treatments.",
         choices=tuple(LEVELS),
         kind="list",
     )
@@ -82,25 +88,29 @@ class ExperimentConfig(Options):
     )
     grouping_rows: tuple[str, ...] = option(
         ("bce", "q_ranking"),
-        "Rows for which --packing=tree, which keeps records together, is compared with --packing.",
+        "Rows that compare --packing=tree, which keeps records together, with --packing.",
         choices=tuple(LOSSES),
         kind="list",
     )
     grid: str = option(
         "table",
-        "table: --rows by --treatments, as the paper's table. frontier: --rows by the axes below, accuracy against "
-        "computed tokens.",
+        "Grid of cells. table: --rows by --treatments, as the paper's table. frontier: --rows by the frontier flags, "
+        "for accuracy against computed tokens.",
         choices=("table", "frontier"),
     )
     frontier: FrontierConfig = dataclasses.field(default_factory=FrontierConfig)
-    seeds: tuple[str, ...] = option(("0", "1", "2", "3", "4"), "Seeds: order, reward head, and laboratory data.")
-    n: tuple[str, ...] = option(("8", "16", "32", "64"), "Numbers of candidates to choose from.", kind="list")
+    seeds: tuple[str, ...] = option(
+        ("0", "1", "2", "3", "4"), "Random seeds of the data order, the reward head and the laboratory's data."
+    )
+    n: tuple[str, ...] = option(("8", "16", "32", "64"), "Values of n of Best-of-N.", kind="list")
     subsets: str = option(
-        "all", "all averages over every subset of n candidates; first takes the first n, as bon does.", choices=SUBSETS
+        "all", "Candidates of Best-of-N: the mean over all subsets of n, or the first n, as bon.", choices=SUBSETS
     )
     margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0, upper=1000.0)
-    epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1, upper=1000)
-    window_tail: str = option("keep", "The last window when it is shorter than the others.", choices=("keep", "drop"))
+    epochs_per_granularity: int = option(1, "Epochs over the data at each granularity.", lower=1, upper=1000)
+    window_tail: str = option(
+        "keep", "Whether to keep a last window that is shorter than the others.", choices=("keep", "drop")
+    )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
@@ -108,20 +118,22 @@ class ExperimentConfig(Options):
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
     laboratory: LaboratoryConfig = dataclasses.field(default_factory=LaboratoryConfig)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
-    data_cache_dir: str = option("auto", "Where tokenised corpora are kept: auto is the user's cache.")
+    data_cache_dir: str = option(
+        "auto", "Directory of cached tokenised corpora; auto is in the user's cache directory."
+    )
 
 
 def main(config: ExperimentConfig) -> int:
-    """The command."""
+    """Runs the command."""
     started = time.monotonic()
     grid, materials = plan(config)
-    say = functools.partial(print, flush=True)
+    log = functools.partial(print, flush=True)
     directory = pathlib.Path(config.output_dir)
     output_paths.require_directory(f"--output_dir={directory}", directory)
-    with session.opened(config.device, say) as opened:
-        say(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
+    with session.opened(config.device, log) as opened:
+        log(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
         config_files.write_config(config, directory)
-        runner = Runner(materials, opened.mesh, say)
+        runner = Runner(materials, opened.mesh, log)
         done = runner.run(grid)
         tests = {level: runner.tests(level) for level in dict.fromkeys(cell.level for cell in grid)}
     files: tuple[str, ...] = report.FILES
@@ -130,32 +142,32 @@ def main(config: ExperimentConfig) -> int:
         text = frontier_report.write(directory, done, config.subsets, config_files.as_dict(config))
     else:
         text = report.write(directory, done, tests, config.subsets, config_files.as_dict(config))
-    say(f"\n{text}")
-    say(f"done        {len(grid)} cells in {duration(time.monotonic() - started)}")
-    say(f"results     {directory}: {', '.join(files)}")
+    log(f"\n{text}")
+    log(f"done        {len(grid)} cells in {duration(time.monotonic() - started)}")
+    log(f"results     {directory}: {', '.join(files)}")
     return 0
 
 
 def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
-    """The cells and what they are made of, before anything is done.
+    """The cells of the grid, and the data and options that they share.
 
     Raises:
-      UserError: options that do not go together.
+      UserError: incompatible options.
     """
     if not config.output_dir:
-        raise UserError("--output_dir is missing: the directory of the experiment")
+        raise UserError("--output_dir is empty: expected the directory of the experiment")
     seeds = [whole_number(seed, "--seeds", 0, LARGEST_SEED) for seed in config.seeds]
     sizes = [whole_number(text, "--n", 1, MOST_CANDIDATES) for text in config.n]
     in_laboratory = config.train_data == (LABORATORY,)
     if in_laboratory and config.tests:
-        raise UserError("--tests: the laboratory has test sets of its own; name --train_data for others")
+        raise UserError("--tests: --train_data=laboratory generates its own test sets; set --train_data for others")
     if not in_laboratory and not config.tests:
-        raise UserError("--tests is empty: name the candidates files to choose from, NAME=FILE")
+        raise UserError("--tests is empty: expected candidates files, NAME=FILE")
     tests = {}
     for entry in config.tests:
         name, found, path = entry.partition("=")
         if not (name and found and path) or name in tests:
-            raise UserError(f"--tests: {entry!r} is not NAME=FILE with a name of its own")
+            raise UserError(f"--tests: {entry!r} is not NAME=FILE with a unique name")
         tests[name] = pathlib.Path(path)
     levels = config.levels if in_laboratory else ("real",)
     if config.grid == "frontier":

@@ -1,4 +1,4 @@
-"""python -m cfprm_jax.export: a trained PRM as a Hugging Face directory that transformers or vLLM loads."""
+"""python -m cfprm_jax.export: exports a trained PRM as a Hugging Face directory for transformers, vLLM or PEFT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cfprm_jax import flags
-from cfprm_jax.config import Options, option
+from cfprm_jax.config import CHECKPOINT_HELP, Options, option
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import config_files
 from cfprm_jax.runtime.progress import ProgressLine
@@ -26,36 +26,37 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(Options):
-    """Write a trained PRM as a Hugging Face directory, with tokenizer and model card.
+    """Export a trained PRM as a Hugging Face directory, with tokenizer and model card.
 
     python -m cfprm_jax.export --checkpoint=RUN --format=process_reward_model --output_dir=DIRECTORY
 
-    Reads the newest checkpoint of a run of train, or the one that is named. Adapters are merged into their backbone,
-    but for --format=peft_adapter. One process is enough for a run of several.
+    Reads the newest checkpoint of a run of train, or the given one. Adapters are merged into their backbone, except
+    with --format=peft_adapter. Runs in a single process, also for distributed runs.
     """
 
-    checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
+    checkpoint: str = option("", CHECKPOINT_HELP)
     format: str = option(
         "token_classification",
-        "token_classification: transformers' class of the backbone's family (LlamaForTokenClassification), for a "
-        "linear head. process_reward_model and reward_model: the classes of Qwen2.5-Math-PRM and -RM, which vLLM "
-        "serves, for any head on Qwen2. peft_adapter: the adapters of a run with --lora_rank alone, for a linear head.",
+        "Format of the directory. token_classification: transformers' class for the backbone, such as "
+        "LlamaForTokenClassification; for a linear head. process_reward_model, reward_model: the classes of "
+        "Qwen2.5-Math-PRM and Qwen2.5-Math-RM, served by vLLM; for any head on Qwen2. peft_adapter: the adapters of a "
+        "run with --lora_rank; for a linear head.",
         choices=("token_classification", "process_reward_model", "reward_model", "peft_adapter"),
     )
-    output_dir: str = option("", "Directory to write; it must be empty or not there.")
-    dtype: str = option("bfloat16", "Type of the weights written.", choices=("bfloat16", "float32"))
+    output_dir: str = option("", "Directory to write; must be new or empty.")
+    dtype: str = option("bfloat16", "Dtype of the exported weights.", choices=("bfloat16", "float32"))
     drop_redundancy: bool = option(
-        False, "Leave out a redundancy output, for the formats that have no room for it; the scores are the same."
+        False, "Drop the redundancy output, for formats that do not support it. Scores do not change."
     )
     base_model: str = option(
         "",
-        "ORGANISATION/NAME of the backbone on the hub, for the model card and for PEFT; empty takes it from the "
-        "backbone's path.",
+        "Name of the backbone on the hub, ORGANISATION/NAME, for the model card and for PEFT. Empty derives it from "
+        "the path of the backbone.",
     )
 
 
 def _shown(progress: ProgressLine) -> Callable[[int, int], None]:
-    """Shows how many bytes of how many are written."""
+    """A callback that shows the bytes written."""
 
     def show(done: int, total: int) -> None:
         text = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {done / progress.elapsed / 1e9:.2f} GB/s"
@@ -68,7 +69,7 @@ def _shown(progress: ProgressLine) -> Callable[[int, int], None]:
 
 
 def main(config: ExportConfig) -> None:
-    """Load the newest state of config.checkpoint and write it to config.output_dir."""
+    """Loads the newest state of config.checkpoint and exports it to config.output_dir."""
     for name in ("checkpoint", "output_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is required")
@@ -91,9 +92,9 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     from cfprm_jax.huggingface.export import check_export, export
     from cfprm_jax.inference.loaded import load_for_inference
 
-    # The checkpoint's own float32, so that the type that is asked for is rounded to once.
-    loaded = load_for_inference(config.checkpoint, dtype="float32", say=_say_of_checkpoint)
-    _say_of_checkpoint(str(_checkpoint(config, loaded.meta["step"])))
+    # In the checkpoint's float32, so that weights are rounded to --dtype once.
+    loaded = load_for_inference(config.checkpoint, dtype="float32", log=_log_checkpoint)
+    _log_checkpoint(str(_checkpoint(config, loaded.meta["step"])))
     if config.drop_redundancy:
         loaded = without_redundancy(loaded)
     check_export(output_dir, loaded.config, config.format, config.dtype)
@@ -115,7 +116,7 @@ def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
 
 
 def without_redundancy(loaded: LoadedPRM) -> LoadedPRM:
-    """The PRM without its redundancy output, if it has one."""
+    """The PRM without a redundancy output."""
     head = {name: value for name, value in loaded.params["head"].items() if name != "redundancy"}
     network = dataclasses.replace(loaded.config, redundancy=False)
     return dataclasses.replace(loaded, config=network, params={**loaded.params, "head": head})
@@ -126,9 +127,9 @@ def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     from cfprm_jax.inference.loaded import load_adapters
 
     if config.drop_redundancy:
-        raise UserError(f"--drop_redundancy is for whole models: --format={config.format} has room for the output")
-    loaded = load_adapters(config.checkpoint, say=_say_of_checkpoint)
-    _say_of_checkpoint(str(_checkpoint(config, loaded.step)))
+        raise UserError(f"--drop_redundancy is not for --format={config.format}, which supports the output")
+    loaded = load_adapters(config.checkpoint, log=_log_checkpoint)
+    _log_checkpoint(str(_checkpoint(config, loaded.step)))
     return export_adapters(
         output_dir,
         loaded.trainable,
@@ -143,12 +144,12 @@ def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
     )
 
 
-def _say_of_checkpoint(line: str) -> None:
+def _log_checkpoint(line: str) -> None:
     print(f"checkpoint: {line}", flush=True)
 
 
 def _checkpoint(config: ExportConfig, step: int) -> pathlib.Path:
-    """The one that was loaded, which is not the newest where that is damaged."""
+    """The loaded checkpoint; it is not the newest if that is damaged."""
     from cfprm_jax.checkpoints.retention import CHECKPOINTS
     from cfprm_jax.checkpoints.saving import locate
 

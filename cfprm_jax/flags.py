@@ -1,19 +1,24 @@
-"""absl flags to frozen configuration dataclasses: the only place below the commands that knows flags.
+"""Command-line flags: parses absl flags into frozen configuration dataclasses.
 
 A command's configuration is a frozen dataclass whose fields are options (:func:`cfprm_jax.config.option`) or other such
-dataclasses. A field `given` that is no option gets the names of the flags that were set, by --flagfile too. Every
-option becomes one flag of the same name. The dataclasses check choices and bounds when they are made
-(:class:`cfprm_jax.config.Options`), so that a bad value is refused before anything is read. Each command has a flag set
-of its own, so importing two commands never defines a flag twice.
+dataclasses. Every option becomes one flag of the same name. A field `given` without metadata receives the names of the
+flags that were set, including those of --flagfile. The dataclasses validate choices and bounds on construction
+(:class:`cfprm_jax.config.Options`), before any file is read. Each command has its own flag set, so importing two
+commands never defines a flag twice.
+
+A class attribute MAIN_FLAGS of a configuration lists the flags that --help describes first; --helpfull describes all.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import pathlib
 import shlex
+import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -29,11 +34,11 @@ Config = TypeVar("Config")
 
 
 def _options(config_type: type) -> Iterator[tuple[type, dataclasses.Field]]:
-    """Every option under config_type with the dataclass it belongs to, depth first."""
+    """Every option of config_type and its nested dataclasses, with the dataclass that defines it, depth first."""
     hints = typing.get_type_hints(config_type)
     for field in dataclasses.fields(config_type):
         if field.metadata and not issubclass(config_type, Options):
-            raise TypeError(f"{config_type.__name__} has options, so it must be a cfprm_jax.config.Options")
+            raise TypeError(f"{config_type.__name__} has options, so it must be a subclass of cfprm_jax.config.Options")
         if dataclasses.is_dataclass(hints[field.name]):
             yield from _options(typing.cast(type, hints[field.name]))
         elif field.metadata:
@@ -41,17 +46,17 @@ def _options(config_type: type) -> Iterator[tuple[type, dataclasses.Field]]:
 
 
 def flag_set(config_type: type) -> flags.FlagValues:
-    """The flags of a command, with --help; --flagfile is expanded before they are parsed."""
+    """The flags of a command, with --help and --helpfull; --flagfile is expanded before they are parsed."""
     values = flags.FlagValues()
-    flags.DEFINE_bool("help", False, "Show this help.", flag_values=values, short_name="h")
-    flags.DEFINE_bool("helpfull", False, "Show this help.", flag_values=values)
+    flags.DEFINE_bool("help", False, "Show the main flags.", flag_values=values, short_name="h")
+    flags.DEFINE_bool("helpfull", False, "Show all flags.", flag_values=values)
     for owner, field in _options(config_type):
         meta, name = field.metadata, field.name
         default: Any = field.default
-        module = (owner.__doc__ or owner.__name__).strip().splitlines()[0]
+        module = _title(owner)
         if meta["kind"] == "list":
             default = list(default)
-        # Only the type is absl's to check: choices and bounds are checked by the dataclass, for every caller alike.
+        # absl checks the type only. The dataclass checks choices and bounds, for Python callers too.
         define: Any = {
             "string": flags.DEFINE_string,
             "bool": flags.DEFINE_bool,
@@ -83,14 +88,14 @@ def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
 def expand_flagfiles(
     argv: Sequence[str], directory: pathlib.Path, including: tuple[pathlib.Path, ...] = ()
 ) -> list[str]:
-    """argv with every --flagfile=FILE replaced by the flags in it, one a line; blank lines and # comments are skipped.
+    """Replaces every --flagfile=FILE in argv by the flags of the file, one per line without comments.
 
-    A relative FILE is looked for in directory; inside a flag file, that is the folder of the file itself, so a set of
-    files built on a common base works from anywhere. (absl resolves it against the working directory alone.) Values
-    that one line cannot hold as they are stand as flag_file writes them; no other quote or escape means anything here.
+    A relative FILE is resolved against directory; inside a flag file, against the directory of that file, so that flag
+    files with a common base work from any working directory. (absl always resolves against the working directory.)
+    Values that do not fit on a line are quoted by flag_file; no other quotes or escapes are interpreted.
 
     Raises:
-      UserError: a file is missing, includes itself, or holds a line that is no flag.
+      UserError: a file is missing or includes itself, or a line is not a flag.
     """
     out: list[str] = []
     rest = iter(argv)
@@ -120,7 +125,7 @@ def expand_flagfiles(
 
 
 def _flag_files(names: str, directory: pathlib.Path) -> list[pathlib.Path]:
-    """The files that a --flagfile names, separated by commas; one, if a file has the whole as its name."""
+    """The comma-separated files of a --flagfile, or a single file whose name contains commas."""
     if (directory / names).is_file():
         return [(directory / names).resolve()]
     try:
@@ -130,11 +135,11 @@ def _flag_files(names: str, directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def parse(config_type: type[Config], argv: Sequence[str]) -> Config:
-    """The configuration that argv (program name first) gives.
+    """Parses argv, whose first element is the program name, into a configuration.
 
     Raises:
-      UserError: an unknown flag, a value outside its choices or bounds, an argument that is no flag.
-      SystemExit: --help was asked for and has been printed.
+      UserError: an unknown flag, a value outside its choices or bounds, or an argument that is not a flag.
+      SystemExit: --help or --helpfull is set; the help has been printed.
     """
     values = flag_set(config_type)
     try:
@@ -143,35 +148,68 @@ def parse(config_type: type[Config], argv: Sequence[str]) -> Config:
         text = str(error).replace("\n", " ")  # with the value in it, whatever its length
         raise UserError(text if len(text) <= 600 else f"{text[:300]} ... {text[-200:]}") from error
     if values["help"].value or values["helpfull"].value:
-        print(usage(config_type, values))
+        columns = min(shutil.get_terminal_size((100, 24)).columns, 100)
+        print(usage(config_type, full=values["helpfull"].value, columns=columns))
         raise SystemExit(0)
     if len(rest) > 1:
-        raise UserError(f"{rest[1]!r} is not a flag: flags begin with two dashes (try --help)")
+        raise UserError(f"{rest[1]!r} is not a flag: flags begin with two dashes (see --help)")
     return _build(config_type, values)
 
 
-def usage(config_type: type, values: flags.FlagValues) -> str:
-    """What --help prints: the command's own docstring, then its flags by concern with their defaults."""
-    lines = [
-        (config_type.__doc__ or "").strip(),
-        "",
-        "  --flagfile=FILE: read flags from FILE; later flags override earlier ones.",
-    ]
-    owner = None
-    for group, field in _options(config_type):
-        if group is not owner:
-            owner = group
-            lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
-        meta = field.metadata
-        default: Any = field.default
-        default = ",".join(default) if meta["kind"] == "list" else default
-        choices = f" <{'|'.join(meta['choices'])}>" if meta["choices"] else ""
-        lines.append(f"  --{field.name}{choices}: {meta['help']} (default: {default!r})")
+def usage(config_type: type, full: bool = False, columns: int = 100) -> str:
+    """The text of --help: the docstring of the command, its main flags, and the names of the others by subject.
+
+    Args:
+      full: describe all flags by subject, as --helpfull does. Commands without MAIN_FLAGS always do.
+      columns: width of the text.
+    """
+    groups: dict[type, list[dataclasses.Field]] = {}
+    for owner, field in _options(config_type):
+        groups.setdefault(owner, []).append(field)
+    fields = {field.name: field for group in groups.values() for field in group}
+    main = getattr(config_type, "MAIN_FLAGS", ())
+    lines = []
+    for paragraph in inspect.cleandoc(config_type.__doc__ or "").split("\n\n"):
+        lines += [*([paragraph] if paragraph.startswith("python") else textwrap.wrap(paragraph, columns)), ""]
+    lines += ["  --flagfile=FILE", "      Read flags from a file, one per line. Later flags override earlier ones."]
+    if full or not main:
+        for owner, group in groups.items():
+            lines += ["", _title(owner) if owner is not config_type else "Command"]
+            lines += [line for field in group for line in _described(field, columns)]
+        return "\n".join(lines)
+    lines += ["", "Main flags"]
+    lines += [line for name in main for line in _described(fields[name], columns)]
+    lines += ["", "Other flags, described by --helpfull"]
+    for owner, group in groups.items():
+        names = " ".join(f"--{field.name}" for field in group if field.name not in main)
+        if names:
+            title = _title(owner) if owner is not config_type else "Command"
+            lines += [f"  {title}", *textwrap.wrap(names, columns, **_INDENT, break_on_hyphens=False)]
     return "\n".join(lines)
 
 
+_INDENT: Any = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
+
+
+def _described(field: dataclasses.Field, columns: int) -> list[str]:
+    """A flag with its choices and default, and below it its help text."""
+    meta, default = field.metadata, field.default
+    default = ",".join(typing.cast(Any, default)) if meta["kind"] == "list" else default
+    choices = f" <{'|'.join(meta['choices'])}>" if meta["choices"] else ""
+    shown = json.dumps(default) if default == "" or isinstance(default, bool) else default
+    return [
+        f"  --{field.name}{choices} (default: {shown})",
+        *textwrap.wrap(meta["help"], columns, **_INDENT, break_long_words=False, break_on_hyphens=False),
+    ]
+
+
+def _title(config_type: type) -> str:
+    """The subject of a dataclass of options: the first line of its docstring, without its full stop."""
+    return inspect.cleandoc(config_type.__doc__ or config_type.__name__).splitlines()[0].removesuffix(".")
+
+
 def _unquoted(line: str) -> str:
-    """The flag of a line; quotes mean something only in what :func:`cfprm_jax.runtime.config_files.quoted` writes."""
+    """The flag of a line, unquoted only if :func:`cfprm_jax.runtime.config_files.quoted` gives the same line back."""
     name, _, value = line.partition("=")
     try:
         flag = f"{name}={json.loads(value)}" if value.startswith('"') else line
@@ -181,9 +219,9 @@ def _unquoted(line: str) -> str:
 
 
 def run(config_type: type[Config], command: Callable[[Config], int | None], argv: Sequence[str] | None = None) -> int:
-    """Parse argv and run the command; a UserError, or a file or disk that the system refuses, is one line and status 2.
+    """Parses argv and runs the command. A UserError or an OSError of the system is printed as one line; status 2.
 
-    Meant as ``sys.exit(flags.run(ScoreConfig, main))`` under ``if __name__ == "__main__"``.
+    Called as ``sys.exit(flags.run(ScoreConfig, main))`` under ``if __name__ == "__main__"``.
     """
     argv = list(sys.argv if argv is None else argv)
     try:
@@ -194,7 +232,7 @@ def run(config_type: type[Config], command: Callable[[Config], int | None], argv
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.errno is None:  # not the system's word, but some library's: a fault that a traceback must tell
+        if error.errno is None:  # raised by a library, not by the system: a bug, which needs its traceback
             raise
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"error: {where}{error.strerror}", file=sys.stderr)

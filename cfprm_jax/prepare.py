@@ -1,15 +1,15 @@
-"""`prepare`: corpora of any format to stepwise JSON lines at the granularities wanted, with a report of the contents.
+"""python -m cfprm_jax.prepare: converts corpora of any format to stepwise JSON lines at given granularities.
 
     python -m cfprm_jax.prepare --input=phase1_train.jsonl --c_max=2 --output=train.jsonl.gz --tokenizer=qwen2.5
 
-One pass over the input a granularity, and one record in memory at a time. The output takes its name only when it is
-complete. Beside it come `NAME.report.json` (or --report), `NAME.flags`, which --flagfile takes, and, where
---max_bad_rows allows any, `NAME.bad_rows.jsonl`, NAME being that of the output without its suffixes.
+Makes one pass over the input per granularity, with one record in memory at a time. The output is written atomically.
+For an output NAME.jsonl or NAME.jsonl.gz, `NAME.report.json` (or --report) contains counts, `NAME.flags` the resolved
+flags for --flagfile, and `NAME.bad_rows.jsonl` the malformed rows that --max_bad_rows allows.
 
-The output's rows are merged: each is a solution at the granularity that its "granularity" names, whose "completions"
-are windows. Read back, a row is simply a trajectory of those steps, equal to what merging here gave. A file of several
-granularities holds them one after another, in the order named; whoever reads it takes all its rows as they are.
-Training merges by itself: for a coarse-to-fine run give it the corpus, or what this writes at granularity 1.
+The rows of the output are merged: each is a solution at the granularity in its "granularity" field, and its
+"completions" are windows. Reading such a row gives a trajectory with those windows as steps. Several granularities
+follow each other in the order given; a reader takes all of them. Training merges by itself: a coarse-to-fine run takes
+the corpus, or the output of this command at granularity 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 
@@ -50,24 +50,31 @@ _NO_WINDOW = "no whole window (--window_tail=drop)"
 
 @dataclasses.dataclass(frozen=True)
 class FilesConfig(Options):
-    """What is read and written."""
+    """Input and output files."""
 
     input: tuple[str, ...] = option((), "Corpora: files or glob patterns.", kind="list")
-    output: str = option("", "Stepwise JSON lines to write; compressed where the name ends in .gz.")
-    report: str = option("", "JSON report to write; by default beside the output.")
+    output: str = option("", "Output file of stepwise JSON lines; compressed if its name ends in .gz.")
+    report: str = option("", "JSON report; by default in the directory of the output.")
     exclude_questions: tuple[str, ...] = option(
-        (), "Test sets (rows with problem or question) whose questions are left out.", kind="list"
+        (), "Test sets (rows with problem or question) whose questions are excluded.", kind="list"
     )
-    tokenizer: str = option("", "Directory of a tokenizer, for statistics of tokens; none are made without.")
+    tokenizer: str = option("", "Tokenizer directory, for token statistics.")
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig(Options):
     """Read labelled corpora, merge steps into windows, write stepwise JSON lines and a report.
 
-    --input and --output are needed. Of the granularity flags, --epochs_per_granularity and --schedule say how training
-    takes the data and must stay at their defaults here.
+    python -m cfprm_jax.prepare --input=CORPUS.jsonl --c_max=2 --output=NAME.jsonl.gz
+
+    Writes the output, NAME.report.json with counts and NAME.flags with the resolved flags. --epochs_per_granularity and
+    --schedule apply to training only.
     """
+
+    MAIN_FLAGS: ClassVar = (
+        *("input", "output", "data_format", "c_max", "granularities"),
+        *("neutral", "exclude_questions", "tokenizer", "max_length", "max_bad_rows"),
+    )
 
     files: FilesConfig = dataclasses.field(default_factory=FilesConfig)
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
@@ -77,7 +84,7 @@ class PrepareConfig(Options):
 
 @dataclasses.dataclass
 class _Exclusion:
-    """Test questions that are looked for, and what has been found of them."""
+    """Excluded test questions, and counts of their occurrences."""
 
     questions: frozenset[str]
     found: set[str] = dataclasses.field(default_factory=set)
@@ -85,7 +92,7 @@ class _Exclusion:
     _last: tuple[str, str] = ("", "")
 
     def takes(self, trajectory: Trajectory) -> bool:
-        """Whether a trajectory's question is a test question; if so it is counted."""
+        """Whether a trajectory's question is a test question; counts it if so."""
         if not self.questions:
             return False
         if trajectory.question != self._last[0]:
@@ -99,7 +106,7 @@ class _Exclusion:
 
 @dataclasses.dataclass
 class _Pass:
-    """What one reading of the input, for one granularity, has come across and written."""
+    """One pass over the input at one granularity, with its counts."""
 
     granularity: Granularity
     exclusion: _Exclusion
@@ -111,7 +118,7 @@ class _Pass:
     skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def run(self, config: PrepareConfig, stream: BinaryIO) -> None:
-        """Write the whole input at this granularity."""
+        """Writes the whole input at this granularity."""
         windows, separator = config.windows, config.encoding.separator
         progress = ProgressLine(f"C={self.granularity}")
         read = config.read
@@ -141,10 +148,10 @@ class _Pass:
 
 
 def main(config: PrepareConfig) -> int:
-    """Run the command. See the module's docstring.
+    """Runs the command; see the module's docstring.
 
     Raises:
-      UserError: bad flags or bad input; nothing is left under the output's name then.
+      UserError: invalid flags or input. The output is then not written.
     """
     started = time.monotonic()
     _check(config)
@@ -168,13 +175,13 @@ def main(config: PrepareConfig) -> int:
     print(_summary(report))
     if config.read.max_bad_rows:
         formats.write_bad_rows(f"{base}.bad_rows.jsonl", passes[0].reading.bad_rows)
-        print(f"malformed rows are listed in {base}.bad_rows.jsonl")
+        print(f"malformed rows: {base}.bad_rows.jsonl")
     print(f"wrote {output} and {report_path} in {time.monotonic() - started:.1f} s")
     return 0
 
 
 def _report(config: PrepareConfig, passes: list[_Pass]) -> dict[str, Any]:
-    """The JSON report. Every pass reads the same; what came in is taken from the first."""
+    """The JSON report. All passes read the same input; counts of the input are those of the first."""
     first = passes[0]
     return {
         "config": config_files.as_dict(config),
@@ -194,18 +201,18 @@ def _report(config: PrepareConfig, passes: list[_Pass]) -> dict[str, Any]:
 
 
 def _check(config: PrepareConfig) -> None:
-    """Refuse flags that make no sense before anything is read."""
+    """Validates flags that depend on each other, before any input is read."""
     if not config.files.input:
-        raise UserError("--input: name the corpora to read")
+        raise UserError("--input is empty: expected corpora to read")
     if not config.files.output:
-        raise UserError("--output: name the file to write")
+        raise UserError("--output is empty: expected a file to write")
     output = pathlib.Path(config.files.output)
     check_output(output, "--output")
     if config.files.report:
         check_output(config.files.report, "--report")
     output_paths.require_directory(f"--output={output}", output.parent)
     if output.suffix == ".parquet":
-        raise UserError(f"--output={output}: the output is a file of JSON lines, NAME.jsonl or NAME.jsonl.gz")
+        raise UserError(f"--output={output}: expected the name of a JSON lines file, NAME.jsonl or NAME.jsonl.gz")
     taken = {file.path.resolve() for file in formats.expand(config.files.input)}
     if output.resolve() in taken:
         raise UserError(f"--output={output} is also an input")
@@ -213,14 +220,14 @@ def _check(config: PrepareConfig) -> None:
         raise UserError(f"--report={config.files.report} is also an input or the output")
     for name in ("epochs_per_granularity", "schedule"):
         if getattr(config.windows, name) != getattr(GranularityConfig(), name):
-            raise UserError(f"--{name} is for train: prepare writes each granularity once, in the order given")
+            raise UserError(f"--{name} applies to train only: prepare writes each granularity once, in the order given")
 
 
 def _encoder(config: PrepareConfig) -> Any:
     """The encoder of the token statistics, or None."""
     if not config.files.tokenizer:
         return None
-    # Loading Transformers takes seconds, which a run without token statistics need not spend.
+    # Importing transformers takes seconds, and only token statistics need it.
     from cfprm_jax.data.encoding import Encoder, load_tokenizer
 
     return Encoder(load_tokenizer(config.files.tokenizer, config.encoding.marker), unlimited(config.encoding))
@@ -243,7 +250,7 @@ def _row(trajectory: Trajectory) -> bytes:
 
 
 def _number(label: np.float32) -> float | None:
-    """The shortest decimal that is this float32, so that 0.7 is written as 0.7 and reads back to the bit."""
+    """The shortest decimal of this float32: 0.7 is written as 0.7, and reading it restores the same bits."""
     if np.isnan(label):
         return None
     return float(label) if label in (0, 1) else float(str(label))
@@ -251,12 +258,12 @@ def _number(label: np.float32) -> float | None:
 
 @contextlib.contextmanager
 def _written(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """A stream whose content becomes that of path at the end, or nothing if that is not reached."""
+    """A stream that replaces path atomically when the block ends without an exception."""
     try:
         with atomic.writing(path) as raw, contextlib.ExitStack() as stack:
             stream = cast(BinaryIO, raw)
             if path.suffix == ".gz":
-                # No name and no time inside: the same input gives the same bytes.
+                # Without name and time, the same input gives the same bytes.
                 packed = gzip.GzipFile(filename="", mode="wb", compresslevel=5, fileobj=raw, mtime=0)
                 stream = cast(BinaryIO, stack.enter_context(packed))
             yield stream
@@ -270,7 +277,7 @@ def _read_so_far(reading: ReadReport, progress: ProgressLine) -> str:
 
 
 def _announce(config: PrepareConfig, test_questions: int) -> None:
-    """Say what will be done."""
+    """Prints inputs, options and output before the first pass."""
     inputs = formats.expand(config.files.input)
     size = sum(file.size for file in inputs) / 1e6
     read, windows = config.read, config.windows
@@ -282,14 +289,14 @@ def _announce(config: PrepareConfig, test_questions: int) -> None:
         print(f"  estimate {read.estimates.estimate}, after the first error: {read.estimates.after_first_error}")
     print(f"  granularities {', '.join(map(str, windows.stages))}; ", end="")
     print(f"window tail {windows.window_tail}, stride {windows.window_stride}")
-    print(f"  token statistics: {config.files.tokenizer or 'none (give --tokenizer)'}", flush=True)
+    print(f"  token statistics: {config.files.tokenizer or 'none (no --tokenizer)'}", flush=True)
     if config.files.exclude_questions:
         names = ", ".join(config.files.exclude_questions)
         print(f"  without the {test_questions:,} questions of {names}", flush=True)
 
 
 def _summary(report: dict[str, Any]) -> str:
-    """The report in some lines of text."""
+    """The report as lines of text."""
     lines = [
         f"read {report['rows']:,} rows: {report['trajectories']:,} trajectories, {report['steps']:,} steps; "
         f"{len(report['bad_rows']):,} malformed rows skipped",
@@ -300,7 +307,7 @@ def _summary(report: dict[str, Any]) -> str:
         found = f"{excluded['questions']:,} questions, {excluded['trajectories']:,} trajectories"
         lines.append(f"  excluded as test questions: {found}")
     if not report["written"]:
-        lines.append("  nothing is left to write: the output is empty")
+        lines.append("  the output is empty")
     lines.append("".join(f"{name:>13}" for name in ("granularity", "trajectories", "steps", *report["labels"])))
     for name, entry in report["granularities"].items():
         counts = [entry["trajectories"], entry["steps"], *entry["labels"].values()]

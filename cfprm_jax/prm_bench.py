@@ -1,4 +1,4 @@
-"""python -m cfprm_jax.prm_bench: how well a PRM tells wrong and redundant steps from right ones, by kind of error."""
+"""python -m cfprm_jax.prm_bench: detection of incorrect and redundant steps, by error class."""
 
 from __future__ import annotations
 
@@ -14,12 +14,26 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cfprm_jax import flags
-from cfprm_jax.config import ATTENTIONS, ENCODINGS, LARGEST_SEED, MOST_COUNT, MOST_TOKENS, DeviceConfig, Options, option
+from cfprm_jax.config import (
+    ATTENTION_HELP,
+    ATTENTIONS,
+    CHECKPOINT_HELP,
+    DTYPE_HELP,
+    ENCODING_HELP,
+    ENCODINGS,
+    LARGEST_SEED,
+    MOST_COUNT,
+    MOST_TOKENS,
+    STEP_SEPARATOR_HELP,
+    DeviceConfig,
+    Options,
+    option,
+)
 from cfprm_jax.data.questions import read_questions
 from cfprm_jax.data.step_cases import CONTROL, PUBLISHED, Case, Cases, read_cases
 from cfprm_jax.errors import UserError
@@ -37,91 +51,87 @@ _NUMBER = re.compile(r"\s*(?:step\s*)?\d+\.(?!\d)\s*", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class PRMBenchConfig(Options):
-    """How well a PRM tells wrong steps from right ones, by kind of error: PRMBench and ReasonEval.
+    """Evaluate a PRM on PRMBench and ReasonEval: detection of incorrect and redundant steps, by error class.
 
     python -m cfprm_jax.prm_bench --checkpoint=RUN --input='PRMBench/data/*.jsonl' --output_dir=DIRECTORY
 
-    Reads the files as published. Writes scores.jsonl (unless --scores names one), results.json, table.md, table.tex,
-    report.html (open it in a browser: it needs nothing else) and the resolved flags into --output_dir.
+    Reads the files as published. Writes scores.jsonl (unless --scores is set), results.json, table.md, table.tex,
+    report.html (a self-contained page) and the resolved flags into --output_dir.
     """
 
-    model: str = option("", "Hugging Face directory of a PRM. One of this, --checkpoint and --scores.")
-    checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
-    scores: tuple[str, ...] = option((), "scores.jsonl of an earlier run, instead of a model.", kind="list")
-    scores2: tuple[str, ...] = option(
-        (), "scores.jsonl of a second model, which the first one is compared with.", kind="list"
+    MAIN_FLAGS: ClassVar = (
+        *("checkpoint", "model", "input", "output_dir", "scores", "scores2"),
+        *("exclude_questions", "threshold", "redundancy_threshold", "encoding"),
     )
+
+    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint and --scores.")
+    checkpoint: str = option("", CHECKPOINT_HELP)
+    scores: tuple[str, ...] = option((), "scores.jsonl of an earlier run, in place of a model.", kind="list")
+    scores2: tuple[str, ...] = option((), "scores.jsonl of a second model, for a paired comparison.", kind="list")
     input: tuple[str, ...] = option(
         (), "Files of PRMBench or ReasonEval, or globs: .jsonl, .json or parquet, plain or .gz.", kind="list"
     )
     exclude_questions: tuple[str, ...] = option(
         (),
-        "Files with questions that may have been seen in training, such as the training corpus: PRMScore is also given "
-        "over the cases with other questions.",
+        "Files with questions that may occur in the training data, such as the training corpus. PRMScore is also "
+        "computed without the cases of these questions.",
         kind="list",
     )
-    threshold: float = option(0.5, "A step is right where its score is above it.", lower=0.0, upper=1.0)
+    threshold: float = option(0.5, "Score above which a step is predicted correct.", lower=0.0, upper=1.0)
     redundancy_threshold: float = option(
-        0.15, "A step is redundant where its redundancy, if the PRM gives one, is above it.", lower=0.0, upper=1.0
+        0.15,
+        "Redundancy above which a step is predicted redundant, for PRMs with a redundancy output.",
+        lower=0.0,
+        upper=1.0,
     )
     strip_numbers: str = option(
         "auto",
-        "Numbers before steps (3. or Step 3.) that the PRM does not see: auto removes them where all steps of a "
-        "solution have one, always wherever there is one.",
+        "Removal of numbers before steps (3. or Step 3.) from the input of the PRM. auto removes them from solutions "
+        "in which every step has one.",
         choices=("auto", "always", "never"),
     )
-    resamples: int = option(10000, "Resamples of the bootstrap behind the intervals.", lower=100, upper=10**6)
+    resamples: int = option(10000, "Bootstrap resamples of the confidence intervals.", lower=100, upper=10**6)
     seed: int = option(
-        0, "Seed of the bootstrap and of the halves for the best threshold.", lower=0, upper=LARGEST_SEED
+        0, "Random seed of the bootstrap and of the split that tunes thresholds.", lower=0, upper=LARGEST_SEED
     )
-    name: str = option("PRM", "What tables call the model.")
-    name2: str = option("second PRM", "What tables call the model of --scores2.")
-    report_cases: int = option(20, "Most cases of each class whose steps report.html shows.", lower=0, upper=MOST_COUNT)
-    encoding: str = option(
-        "auto",
-        "How the PRM reads solutions (docs/encodings.md); auto goes by the files of its directory, and refuses "
-        "one that they do not tell.",
-        choices=ENCODINGS,
+    name: str = option("PRM", "Name of the model in tables.")
+    name2: str = option("second PRM", "Name of the model of --scores2 in tables.")
+    report_cases: int = option(
+        20, "Maximum number of cases per class that report.html shows.", lower=0, upper=MOST_COUNT
     )
-    step_separator: str = option(
-        "",
-        "Text that follows each step in training with TRL, with escapes. Empty is the encoding's own.",
-    )
-    dtype: str = option(
-        "auto",
-        "Type of activations and matrix products; auto is what a run was trained in, or a directory's weights are.",
-        choices=("auto", "bfloat16", "float32"),
-    )
-    attention: str = option("auto", "Attention kernel.", choices=ATTENTIONS)
+    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
+    step_separator: str = option("", STEP_SEPARATOR_HELP)
+    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
+    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
     max_length: int = option(
         0,
-        "Longest solution in tokens; a longer one is not scored. 0 is the model's own.",
+        "Maximum length of a solution in tokens; longer ones are not scored. 0 is the maximum of training.",
         lower=8,
         upper=MOST_TOKENS,
         also=0,
     )
-    output_dir: str = option("", "Directory of the results; one that exists and is not empty is refused.")
+    output_dir: str = option("", "Directory of the results; must be new or empty.")
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name == self.name2:
-            raise UserError(f"--name and --name2 are both {self.name!r}: two models need two names")
+            raise UserError(f"--name and --name2 are both {self.name!r}: expected different names")
 
 
 def main(config: PRMBenchConfig) -> int:
-    """The command."""
+    """Runs the command."""
     if not config.input or not config.output_dir:
         raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
     if bool(config.model) + bool(config.checkpoint) + bool(config.scores) != 1:
         raise UserError(
-            "name one of --model (a Hugging Face directory), --checkpoint (a run of train) and --scores (of an earlier "
-            "run)"
+            "expected one of --model (a Hugging Face directory), --checkpoint (a run of train) and --scores (of an "
+            "earlier run)"
         )
     directory = pathlib.Path(config.output_dir)
     output_paths.require_directory(f"--output_dir={directory}", directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f"--output_dir={directory} exists and is not an empty directory: name another one")
+        raise UserError(f"--output_dir={directory} exists and is not an empty directory: choose another one")
     found = read_cases(config.input)
     excluded = read_questions(config.exclude_questions) if config.exclude_questions else None
     second = read_scores(config.scores2, found.cases) if config.scores2 else None
@@ -148,7 +158,7 @@ def main(config: PRMBenchConfig) -> int:
 
 
 def without_number(steps: Sequence[str], how: str) -> list[str]:
-    """The steps as the PRM reads them: with no number before the text, as --strip_numbers has it."""
+    """The steps without the numbers before their texts, where --strip_numbers removes them."""
     matches = [_NUMBER.match(step) for step in steps]
     if how == "never" or (how == "auto" and not all(matches)):
         return list(steps)
@@ -156,8 +166,8 @@ def without_number(steps: Sequence[str], how: str) -> list[str]:
 
 
 def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str, Any]], str]:
-    """The rows of scores.jsonl by the PRM that the flags name, and the name of its encoding."""
-    # JAX is for this only: scores of an earlier run are evaluated without it.
+    """Scores the cases with the PRM of the flags; returns the rows of scores.jsonl and the name of the encoding."""
+    # Imported here, because the evaluation of existing scores does not need JAX.
     from cfprm_jax.inference.load import encoding_of, limited, open_prm
     from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
     from cfprm_jax.inference.scorer import Scorer
@@ -173,11 +183,11 @@ def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str,
     def so_far() -> str:
         return f"{counts.rows:,} of {len(cases):,} cases, {counts.rows / progress.elapsed:,.1f} cases/s"
 
-    say = functools.partial(print, flush=True)
+    log = functools.partial(print, flush=True)
     model = config.model or config.checkpoint
-    with session.opened(config.device, say) as (_, mesh):
+    with session.opened(config.device, log) as (_, mesh):
         encoding = encoding_of(model, config.encoding, config.step_separator)
-        say(f"encoding    {encoding.name} ({encoding.reason})")
+        log(f"encoding    {encoding.name} ({encoding.reason})")
         loaded = open_prm(
             model,
             config.dtype,
@@ -185,7 +195,7 @@ def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str,
             mesh,
             encoding.name,
             config.step_separator,
-            say=lambda line: say(f"checkpoint  {line}"),
+            log=lambda line: log(f"checkpoint  {line}"),
         )
         scorer = Scorer(limited(loaded, config.max_length), mesh=mesh)
         out, counts, progress = [], Counts(), ProgressLine("scoring")
@@ -203,11 +213,11 @@ def evaluate(
     second: ScoreTable | None = None,
     excluded: frozenset[str] | None = None,
 ) -> dict[str, Any]:
-    """The object of results.json.
+    """The content of results.json.
 
     Args:
-      second: scores of a model to compare with.
-      excluded: normal forms of questions that may have been seen in training; None where none were named.
+      second: scores of a second model, for the comparison.
+      excluded: normal forms of questions that may occur in the training data; None without --exclude_questions.
     """
     settings = Settings(
         config.threshold, config.redundancy_threshold, excluded or frozenset(), config.resamples, config.seed
@@ -279,7 +289,7 @@ def _diagnostics(
 
 
 def _shown(cases: Sequence[Case], table: ScoreTable, most: int) -> tuple[list[tuple[Case, CaseScores]], int]:
-    """The first cases of each class, and how many others there are."""
+    """The first cases of each class, and the number of the others."""
     shown: dict[str, list[tuple[Case, CaseScores]]] = {}
     left_out = 0
     for case in cases:

@@ -1,4 +1,4 @@
-"""python -m cfprm_jax.process_bench: how well a PRM finds the first wrong step of a solution."""
+"""python -m cfprm_jax.process_bench: accuracy and F1 of a PRM on ProcessBench."""
 
 from __future__ import annotations
 
@@ -13,12 +13,24 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from cfprm_jax import flags
-from cfprm_jax.config import ATTENTIONS, ENCODINGS, MOST_TOKENS, DeviceConfig, Options, option
+from cfprm_jax.config import (
+    ATTENTION_HELP,
+    ATTENTIONS,
+    CHECKPOINT_HELP,
+    DTYPE_HELP,
+    ENCODING_HELP,
+    ENCODINGS,
+    MOST_TOKENS,
+    STEP_SEPARATOR_HELP,
+    DeviceConfig,
+    Options,
+    option,
+)
 from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import diagnostics
@@ -31,7 +43,7 @@ from cfprm_jax.runtime.progress import ProgressLine
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-# Solutions that are scored together: enough to fill batches, few enough to see how it goes.
+# Solutions scored per call: enough to fill batches, few enough for frequent progress.
 _CHUNK = 128
 _NUMBERED = re.compile(r"(?P<subset>.+)-\d+")
 RESULTS, TABLE, PREDICTIONS = "results.json", "table.md", "predictions.jsonl"
@@ -39,61 +51,55 @@ RESULTS, TABLE, PREDICTIONS = "results.json", "table.md", "predictions.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class ProcessBenchConfig(Options):
-    """How well a PRM finds the first wrong step: ProcessBench.
+    """Evaluate a PRM on ProcessBench: accuracy of locating the first incorrect step, and F1.
 
     python -m cfprm_jax.process_bench --checkpoint=RUN --input=gsm8k.json,math.json --output_dir=DIRECTORY
 
-    Reads the files as published ({"id", "problem", "steps", "label"}, the label being the index of the first wrong step
-    or -1), or rows that have "step_scores" already, such as the predictions of an earlier run; those need no model.
-    Writes results.json, table.md, predictions.jsonl and the resolved flags into --output_dir.
+    Reads the files as published: {"id", "problem", "steps", "label"}, where the label is the index of the first
+    incorrect step, or -1. Rows with "step_scores", such as the predictions of an earlier run, need no model. Writes
+    results.json, table.md, predictions.jsonl and the resolved flags into --output_dir.
     """
 
-    model: str = option("", "Hugging Face directory of a PRM. Either this or --checkpoint, or neither for scored rows.")
-    checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
+    MAIN_FLAGS: ClassVar = (
+        *("checkpoint", "model", "input", "output_dir", "threshold", "tune_on"),
+        *("encoding", "step_separator", "max_length", "platform"),
+    )
+
+    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint; scored rows need neither.")
+    checkpoint: str = option("", CHECKPOINT_HELP)
     input: tuple[str, ...] = option((), "ProcessBench files or globs: .json or .jsonl, plain or .gz.", kind="list")
     threshold: float = option(
-        0.5, "A step whose score is below it is an error. 0.5 is a logit of 0.", lower=0.0, upper=1.0
+        0.5, "Score threshold: steps with lower scores are predicted as errors.", lower=0.0, upper=1.0
     )
     tune_on: str = option(
-        "", "Subset whose best F1 sets the threshold instead, such as gsm8k; the results say so.", kind="string"
+        "", "Subset on which the threshold is tuned, by its F1; overrides --threshold. Example: gsm8k.", kind="string"
     )
-    encoding: str = option(
-        "auto",
-        "How the PRM reads solutions (docs/encodings.md); auto goes by the files of its directory, and refuses "
-        "one that they do not tell.",
-        choices=ENCODINGS,
-    )
-    step_separator: str = option(
-        "",
-        "Text that follows each step in training with TRL, with escapes. Empty is the encoding's own.",
-    )
-    dtype: str = option(
-        "auto",
-        "Type of activations and matrix products; auto is what a run was trained in, or a directory's weights are.",
-        choices=("auto", "bfloat16", "float32"),
-    )
-    attention: str = option("auto", "Attention kernel.", choices=ATTENTIONS)
+    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
+    step_separator: str = option("", STEP_SEPARATOR_HELP)
+    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
+    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
     max_length: int = option(
         0,
-        "Longest solution in tokens; a longer one is not scored and counts as a miss. 0 is the model's own.",
+        "Maximum length of a solution in tokens; longer ones are not scored and count as misses. 0 is the maximum of "
+        "training.",
         lower=8,
         upper=MOST_TOKENS,
         also=0,
     )
-    output_dir: str = option("", "Directory of the results; one that exists and is not empty is refused.")
+    output_dir: str = option("", "Directory of the results; must be new or empty.")
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
 def main(config: ProcessBenchConfig) -> int:
-    """The command."""
+    """Runs the command."""
     if not config.input or not config.output_dir:
         raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
     if config.model and config.checkpoint:
-        raise UserError("name one of --model (a Hugging Face directory) and --checkpoint (a run of train)")
+        raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
     directory = pathlib.Path(config.output_dir)
     output_paths.require_directory(f"--output_dir={directory}", directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f"--output_dir={directory} exists and is not an empty directory: name another one")
+        raise UserError(f"--output_dir={directory} exists and is not an empty directory: choose another one")
     found = list(read(config.input))
     subsets = list(dict.fromkeys(row["subset"] for row in found))
     if config.tune_on and config.tune_on not in subsets:
@@ -121,7 +127,7 @@ def write(
     outcome: dict[str, Any],
     text: str,
 ) -> None:
-    """Write the directory of results, all of it or nothing."""
+    """Writes the directory of results atomically."""
     with atomic.new_directory(directory) as partial:
         config_files.write_config(config, partial)
         atomic.write_json(partial / RESULTS, outcome, indent=1)
@@ -140,7 +146,7 @@ def read(inputs: Sequence[str]) -> Iterator[dict[str, Any]]:
     A row's subset is its own "subset", or its id without the number ("gsm8k-12"), or its file's name.
 
     Raises:
-      UserError: naming file, line and field of what is not as the format says.
+      UserError: a row does not match the format; the message contains file, line and field.
     """
     for file in expand(inputs):
         for row in rows(file):
@@ -163,22 +169,24 @@ def read(inputs: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
-    """UserError unless every row has one score in [0, 1] a step, or null for one that could not be scored."""
+    """UserError unless every row has one score in [0, 1] per step, or null if it could not be scored."""
     for row in found:
         if "step_scores" not in row:
-            raise UserError(f'{row["source"]}: no "step_scores": name --model or --checkpoint to score the rows')
+            raise UserError(f'{row["source"]}: no "step_scores": set --model or --checkpoint to score the rows')
         scores = row["step_scores"]
         if scores is None:
             continue
         if not isinstance(scores, list) or len(scores) != len(row["steps"]):
-            raise UserError(f'{row["source"]}: "step_scores" is not a list of {len(row["steps"])} numbers, one a step')
+            raise UserError(
+                f'{row["source"]}: "step_scores" is not a list of {len(row["steps"])} numbers, one per step'
+            )
         if not all(type(score) in (int, float) and 0 <= score <= 1 for score in scores):
-            raise UserError(f'{row["source"]}: "step_scores" holds something else than numbers in [0, 1]')
+            raise UserError(f'{row["source"]}: "step_scores" contains a value that is not a number in [0, 1]')
 
 
 def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> str:
-    """Give every row "step_scores" and "step_logits", null for one that is too long; the name of the PRM's encoding."""
-    # JAX is for this only: scored rows are evaluated without it.
+    """Adds "step_scores" and "step_logits" to every row, null if it is too long; returns the name of the encoding."""
+    # Imported here, because the evaluation of scored rows does not need JAX.
     from cfprm_jax.sharding import session
 
     with session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh):
@@ -200,19 +208,19 @@ def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) 
         mesh,
         encoding.name,
         config.step_separator,
-        say=lambda line: print(f"checkpoint  {line}", flush=True),
+        log=lambda line: print(f"checkpoint  {line}", flush=True),
     )
     if "step" in loaded.meta:
         print(f"step        {loaded.meta['step']:,}", flush=True)
     scorer, progress = Scorer(limited(loaded, config.max_length), mesh=mesh), ProgressLine("scoring")
-    # Solutions of one problem share its tokens, and those of similar length a batch.
+    # Solutions of one problem share the tokens of the problem.
     order = sorted(range(len(found)), key=lambda place: (found[place]["problem"], place))
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]
         logits = scorer.score([(found[place]["problem"], found[place]["steps"]) for place in chunk])
         for place, z in zip(chunk, logits, strict=True):
             if z is not None and not np.isfinite(z).all():
-                raise UserError(f"{found[place]['source']}: the model gives a score that is not finite")
+                raise UserError(f"{found[place]['source']}: the model computes a score that is not finite")
             found[place]["step_scores"] = None if z is None else sigmoid(z).tolist()
             found[place]["step_logits"] = None if z is None else [float(str(value)) for value in z]
         progress.show(
@@ -228,7 +236,7 @@ def _so_far(done: int, total: int, progress: ProgressLine) -> str:
 
 
 def evaluate(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> dict[str, Any]:
-    """The object of results.json. The average is that of the subsets' F1, as published; each counts once."""
+    """The content of results.json. The average F1 is the unweighted mean over subsets, as published."""
     subsets: dict[str, list[Labelled]] = {}
     for row in found:
         scores = row["step_scores"]
@@ -249,7 +257,7 @@ def evaluate(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> dic
 
 
 def diagnose(found: Iterable[dict[str, Any]], threshold: float) -> diagnostics.Diagnostics:
-    """The diagnostics of all rows; a wrong process that reaches the right answer has both a label and that field."""
+    """The diagnostics of all rows. A row with an error whose "final_answer_correct" is true has a wrong process."""
     collector = diagnostics.Collector()
     for row in found:
         scores = None if row["step_scores"] is None else np.array(row["step_scores"], np.float64)
@@ -265,7 +273,7 @@ def _mean(measured: Iterable[Accuracies]) -> float | None:
 
 
 def table(outcome: dict[str, Any]) -> str:
-    """The results as Markdown, with what they rest on."""
+    """The results as Markdown, with threshold and counts."""
 
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.1f}"

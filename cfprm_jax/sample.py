@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
+from typing import ClassVar
 
 from cfprm_jax import flags
 from cfprm_jax.config import (
@@ -27,7 +28,7 @@ from cfprm_jax.data.question_files import read_question_files
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.candidates import candidates_row, encode_prompts
 from cfprm_jax.inference.policy import open_policy
-from cfprm_jax.inference.row_file import RESUMES, open_rows
+from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
 from cfprm_jax.inference.sampler import Sampler, Sampling
 from cfprm_jax.runtime import config_files, devices, digests, output_paths
 from cfprm_jax.runtime.progress import ProgressLine, duration
@@ -40,45 +41,44 @@ class SampleConfig(Options):
 
     python -m cfprm_jax.sample --model=DIRECTORY --questions=test.jsonl --num_candidates=64 --output=CANDIDATES.jsonl
 
-    Questions are those of MATH500, GSM-Plus or GSM8K as published, or {"id", "question", "answer"}. Writes a row a
-    question in their order, which score reads (docs/candidates.md), and the resolved flags beside them. A candidate
-    depends on the seed, its question and its number alone.
+    Reads questions of MATH500, GSM-Plus or GSM8K as published, or rows {"id", "question", "answer"}. Writes one row per
+    question in their order, the input of score (docs/candidates.md), and the resolved flags in OUTPUT.config.json. A
+    candidate depends only on the seed, its question and its index.
     """
+
+    MAIN_FLAGS: ClassVar = (
+        *("model", "questions", "output", "num_candidates", "temperature"),
+        *("top_p", "max_new_tokens", "seed", "batch_rows", "resume"),
+    )
 
     model: str = option("", "Hugging Face directory of a language model with a chat template.")
     questions: tuple[str, ...] = option(
-        (), "Files of questions, or globs: .jsonl, .json or .parquet, plain or .gz.", kind="list"
+        (), "Question files or globs: .jsonl, .json or .parquet, plain or .gz.", kind="list"
     )
     output: str = option("", "Candidates file to write; compressed if its name ends in .gz.")
-    resume: str = option(
-        "never",
-        "never refuses an --output that exists or was begun, auto goes on with it or starts, always needs it there.",
-        choices=RESUMES,
-    )
-    num_candidates: int = option(64, "Candidates a question.", lower=1, upper=MOST_CANDIDATES)
-    temperature: float = option(
-        1.0, "Logits are divided by it; 0 takes the most probable token.", lower=1e-4, upper=100.0, also=0.0
-    )
+    resume: str = option("never", RESUME_HELP, choices=RESUMES)
+    num_candidates: int = option(64, "Number of candidates per question.", lower=1, upper=MOST_CANDIDATES)
+    temperature: float = option(1.0, "Sampling temperature; 0 is greedy decoding.", lower=1e-4, upper=100.0, also=0.0)
     top_p: float = option(
-        1.0, "Tokens are drawn among the most probable ones with this mass together.", lower=1e-6, upper=1.0
+        1.0, "Nucleus sampling: total probability of the tokens to sample from.", lower=1e-6, upper=1.0
     )
-    top_k: int = option(0, "Tokens are drawn among so many most probable ones; 0 is all.", lower=0, upper=MOST_TOKENS)
+    top_k: int = option(0, "Number of most probable tokens to sample from; 0 is all.", lower=0, upper=MOST_TOKENS)
     max_new_tokens: int = option(
-        1024, "Most tokens of a candidate, its end-of-turn token included.", lower=1, upper=MOST_TOKENS
+        1024, "Maximum length of a candidate in tokens, including its end-of-turn token.", lower=1, upper=MOST_TOKENS
     )
-    seed: int = option(0, "Seed of the draws.", lower=0, upper=LARGEST_SEED)
+    seed: int = option(0, "Random seed.", lower=0, upper=LARGEST_SEED)
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template; empty is none.")
-    batch_rows: int = option(64, "Candidates that are decoded at once, over all devices.", lower=1, upper=1 << 14)
+    batch_rows: int = option(64, "Number of candidates decoded concurrently, over all devices.", lower=1, upper=1 << 14)
     dtype: str = option(
         "auto",
-        "Type of weights, activations and matrix products; auto is what the directory's weights are.",
+        "Dtype of weights, activations and matrix products; auto is that of the directory's weights.",
         choices=("auto", "bfloat16", "float32"),
     )
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
 def main(config: SampleConfig) -> int:
-    """The command."""
+    """Runs the command."""
     for name in ("model", "questions", "output"):
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
@@ -93,25 +93,25 @@ def main(config: SampleConfig) -> int:
         open_rows(config.output, config.resume, config_files.as_dict(config), fingerprint) as output,
     ):
         if output.complete:
-            print(f"candidates  {config.output} is complete already")
+            print(f"candidates  {config.output} is already complete")
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
         policy = open_policy(config.model, config.dtype, mesh)
         prompts = encode_prompts(questions, policy, config.max_new_tokens, config.system_prompt)
-        wanted = len(questions) * config.num_candidates
+        total = len(questions) * config.num_candidates
         sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
-        sampler = Sampler(policy, sampling, min(config.batch_rows, wanted), mesh)
+        sampler = Sampler(policy, sampling, min(config.batch_rows, total), mesh)
         print(
-            f"model       {config.model}, {policy.config.dtype}, stops at the tokens "
+            f"model       {config.model}, {policy.config.dtype}, end-of-turn tokens "
             f"{', '.join(map(str, policy.stops))}\n"
             f"questions   {len(questions):,} x {config.num_candidates} candidates of at most "
             f"{config.max_new_tokens:,} tokens"
-            + (f"; {output.done:,} questions were done before" if output.done else "")
-            + f"\nrows        {sampler.rows} at once",
+            + (f"; {output.done:,} questions already complete" if output.done else "")
+            + f"\nrows        {sampler.rows} in parallel",
             flush=True,
         )
         progress = ProgressLine("sampling")
-        show = functools.partial(_show, progress, sampler, wanted - output.done * config.num_candidates)
+        show = functools.partial(_show, progress, sampler, total - output.done * config.num_candidates)
         cut = empty = 0
         todo = questions[output.done :]
         sampled = sampler.sample(prompts[output.done :], config.num_candidates, show)
@@ -125,18 +125,18 @@ def main(config: SampleConfig) -> int:
     print(
         f"done        {len(todo):,} questions, {counts.candidates:,} candidates, {counts.tokens:,} tokens in "
         f"{duration(progress.elapsed)} ({counts.tokens / progress.elapsed:,.1f} tokens/s)\n"
-        f"cut         {cut:,} at {config.max_new_tokens:,} tokens; {empty:,} without a text\n"
+        f"truncated   {cut:,} at {config.max_new_tokens:,} tokens; {empty:,} empty\n"
         f"candidates  {config.output}"
     )
     return 0
 
 
-def _show(progress: ProgressLine, sampler: Sampler, wanted: int) -> None:
+def _show(progress: ProgressLine, sampler: Sampler, total: int) -> None:
     counts = sampler.counts
-    # Candidates under way are half done on average.
-    fraction = (counts.candidates + counts.live / 2) / wanted if counts.candidates else 0.0
+    # Candidates being decoded are half complete on average.
+    fraction = (counts.candidates + counts.live / 2) / total if counts.candidates else 0.0
     progress.show(
-        lambda: f"{counts.candidates:,} of {wanted:,} candidates, {counts.tokens / progress.elapsed:,.1f} tokens/s",
+        lambda: f"{counts.candidates:,} of {total:,} candidates, {counts.tokens / progress.elapsed:,.1f} tokens/s",
         fraction,
     )
 

@@ -13,16 +13,29 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from cfprm_jax import flags
 from cfprm_jax.checkpoints.model_files import MODEL
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
 from cfprm_jax.checkpoints.saving import locate
-from cfprm_jax.config import ATTENTIONS, ENCODINGS, MOST_TOKENS, PACKINGS, DeviceConfig, Options, option
+from cfprm_jax.config import (
+    ATTENTION_HELP,
+    ATTENTIONS,
+    CHECKPOINT_HELP,
+    DTYPE_HELP,
+    ENCODING_HELP,
+    ENCODINGS,
+    MOST_TOKENS,
+    PACKINGS,
+    DeviceConfig,
+    Options,
+    option,
+)
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import encoding_of, limited, open_prm
-from cfprm_jax.inference.row_file import RESUMES, open_rows
+from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
 from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.runtime import config_files, devices, digests, output_paths
@@ -36,57 +49,47 @@ class ScoreConfig(Options):
 
     python -m cfprm_jax.score --checkpoint=RUN --input=CANDIDATES.jsonl --output=SCORED.jsonl
 
-    Writes the same rows in the same order with "step_scores" (sigmoid of the logits) and "step_logits" in every
-    candidate, and the resolved flags beside them. What has no steps or is too long has null in their place.
+    Writes the rows of the input in their order, with "step_scores" (sigmoids) and "step_logits" (raw head outputs)
+    added to every candidate, and the resolved flags in OUTPUT.config.json. Both are null for a candidate without steps
+    or longer than --max_length.
     """
 
-    model: str = option("", "Hugging Face directory of a PRM. Either this or --checkpoint.")
-    checkpoint: str = option("", "Run directory of train (its newest checkpoint), or one of its checkpoints/STEP.")
+    MAIN_FLAGS: ClassVar = (
+        *("checkpoint", "model", "input", "output", "resume"),
+        *("encoding", "step_separator", "max_length", "batch_rows", "platform"),
+    )
+
+    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint.")
+    checkpoint: str = option("", CHECKPOINT_HELP)
     input: tuple[str, ...] = option(
         (), "Candidates or stepwise rows: .jsonl files or globs, plain or .gz.", kind="list"
     )
-    output: str = option("", "File to write; compressed if its name ends in .gz.")
-    resume: str = option(
-        "never",
-        "never refuses an --output that exists or was begun, auto goes on with it or starts, always needs it there.",
-        choices=RESUMES,
-    )
-    encoding: str = option(
-        "auto",
-        "How the PRM reads solutions (docs/encodings.md); auto goes by the files of its directory, and refuses "
-        "one that they do not tell.",
-        choices=ENCODINGS,
-    )
+    output: str = option("", "Output file; compressed if its name ends in .gz.")
+    resume: str = option("never", RESUME_HELP, choices=RESUMES)
+    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
     step_separator: str = option(
         "",
-        "Text between steps, with escapes: what follows each step in training with TRL, and where a text without "
-        "steps is cut. Empty is the encoding's own; a directory with prm.json has it there.",
+        "Step separator, with escapes: splits texts that are not divided into steps; for --encoding=trl it also "
+        "follows each step. Empty is the default of the encoding. A directory with prm.json defines its own.",
     )
-    dtype: str = option(
-        "auto",
-        "Type of activations and matrix products; auto is what a run was trained in, or a directory's weights are.",
-        choices=("auto", "bfloat16", "float32"),
-    )
-    attention: str = option(
-        "auto",
-        "Attention kernel: cudnn for NVIDIA GPUs in bfloat16, pallas for TPUs, blockwise and xla anywhere; auto "
-        "takes what suits the device.",
-        choices=ATTENTIONS,
-    )
+    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
+    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
     packing: str = option(
-        "tree", "tree computes common prefixes once, sequence packs without sharing, none pads.", choices=PACKINGS
+        "tree",
+        "Packing of solutions into rows: tree computes common prefixes once, sequence does not, none pads one per row.",
+        choices=PACKINGS,
     )
-    batch_rows: int = option(8, "Most rows that are computed at once, over all devices.", lower=1, upper=1 << 14)
+    batch_rows: int = option(8, "Maximum number of rows per batch, over all devices.", lower=1, upper=1 << 14)
     row_length: int = option(
         0,
-        "Tokens a row; 0 takes about the width of the network, more for longer solutions, less for what fills no row.",
+        "Row length in tokens. 0 selects it by the width of the network and the lengths of the solutions.",
         lower=8,
         upper=4 * MOST_TOKENS,
         also=0,
     )
     max_length: int = option(
         0,
-        "Longest solution in tokens; a longer one gets null scores. 0 is the length that the model was trained for.",
+        "Maximum length of a solution in tokens; longer ones have null scores. 0 is the maximum of training.",
         lower=8,
         upper=MOST_TOKENS,
         also=0,
@@ -97,7 +100,7 @@ class ScoreConfig(Options):
 def main(config: ScoreConfig) -> int:
     """The command."""
     if bool(config.model) == bool(config.checkpoint):
-        raise UserError("name one of --model (a Hugging Face directory) and --checkpoint (a run of train)")
+        raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
     if not config.input or not config.output:
         raise UserError(f"--{'output' if config.input else 'input'} is empty")
     files = expand(config.input)
@@ -114,7 +117,7 @@ def main(config: ScoreConfig) -> int:
         open_rows(config.output, config.resume, config_files.as_dict(config), fingerprint) as output,
     ):
         if output.complete:
-            print(f"scores      {config.output} is complete already")
+            print(f"scores      {config.output} is already complete")
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
         opened = open_prm(
@@ -124,14 +127,14 @@ def main(config: ScoreConfig) -> int:
             mesh,
             encoding.name,
             config.step_separator,
-            say=_say_of_checkpoint,
+            log=_log_checkpoint,
         )
         step = opened.meta.get("step")
         if step is not None:
             output.require("step", step)
         loaded = limited(opened, config.max_length)
         scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
-        before = f"; {output.done:,} rows were done before" if output.done else ""
+        before = f"; {output.done:,} rows already scored" if output.done else ""
         print(
             f"model       {model}{'' if step is None else f', step {step:,}'}, "
             f"{loaded.config.dtype}, up to "
@@ -157,12 +160,12 @@ def main(config: ScoreConfig) -> int:
     return 0
 
 
-def _say_of_checkpoint(line: str) -> None:
+def _log_checkpoint(line: str) -> None:
     print(f"checkpoint  {line}", flush=True)
 
 
 def _model_fingerprint(config: ScoreConfig) -> str:
-    """What tells the PRM from others: of a run, the checkpoint that is taken."""
+    """Digest that identifies the PRM; of a run, that of the loaded checkpoint."""
     path = pathlib.Path(config.model or config.checkpoint)
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory")
@@ -173,7 +176,7 @@ def _model_fingerprint(config: ScoreConfig) -> str:
 
 
 def _read(files: Sequence[InputFile], progress: _Scoring, done: int) -> Iterator[SourcedRow]:
-    """Every row of the files. UserError for what is no JSON object."""
+    """Every row of the files. UserError for a line that is not a JSON object."""
     total, before, number = max(sum(file.size for file in files), 1), 0, 0
     for file in files:
         for row in rows(file):
@@ -188,10 +191,10 @@ def _read(files: Sequence[InputFile], progress: _Scoring, done: int) -> Iterator
 
 
 class _Scoring:
-    """How much of the input is scored.
+    """Progress of scoring.
 
     Attributes:
-      fractions: of every row that was read and is not scored, how much of the input lies before the next.
+      fractions: for every row that was read and is not scored yet, the fraction of the input up to its end.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -199,7 +202,7 @@ class _Scoring:
         self._counts = counts
 
     def show(self) -> None:
-        """One more row is scored."""
+        """Updates the line after a scored row."""
         fraction = self.fractions.popleft()
         self.line.show(lambda: self._text(fraction), fraction)
 

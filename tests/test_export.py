@@ -91,7 +91,7 @@ def test_a_run_directory_becomes_what_transformers_loads(tokenizer, tmp_path, ca
     np.testing.assert_allclose(jax.nn.sigmoid(z), theirs, atol=1e-5)
     # A second export does not write over the first.
     assert run(f"--checkpoint={tmp_path / 'run'}", f"--output_dir={out}") == 2
-    assert capsys.readouterr().err.endswith(f"error: --output_dir={out} is not empty; choose a new directory\n")
+    assert f"error: --output_dir={out} " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])
@@ -123,9 +123,9 @@ def test_the_formats_that_vllm_serves(format, tokenizer, tmp_path):
 def test_an_mlp_head_is_refused_before_anything_is_written(tokenizer, tmp_path, capsys):
     write_run(tmp_path / "run", tokenizer, "mlp")
     assert run(f"--checkpoint={tmp_path / 'run'}", f"--output_dir={tmp_path / 'out'}") == 2
-    message = "error: --format=token_classification holds a linear head only, and this model's head is 'mlp': name "
-    message += "process_reward_model or reward_model\n"
-    assert capsys.readouterr().err == message
+    error = capsys.readouterr().err
+    assert error.startswith("error: --format=token_classification ") and "process_reward_model or reward_model" in error
+    assert "'mlp'" in error and len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 

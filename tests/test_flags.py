@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import importlib
 import json
+import re
 
 import pytest
 
@@ -23,6 +24,25 @@ class Command(config.Options):
     encoding: config.EncodingConfig = dataclasses.field(default_factory=config.EncodingConfig)
     optimizer: config.OptimizerConfig = dataclasses.field(default_factory=config.OptimizerConfig)
     input: tuple[str, ...] = config.option((), "Files.", kind="list")
+
+
+COMMANDS = (
+    "prepare.PrepareConfig",
+    "run.options.TrainConfig",
+    "score.ScoreConfig",
+    "bon.BonConfig",
+    "sample.SampleConfig",
+    "process_bench.ProcessBenchConfig",
+    "prm_bench.PRMBenchConfig",
+    "export.ExportConfig",
+    "plan.PlanConfig",
+    "experiment.ExperimentConfig",
+)
+
+
+def configuration(name: str) -> type:
+    module, _, class_name = name.rpartition(".")
+    return getattr(importlib.import_module(f"cfprm_jax.{module}"), class_name)
 
 
 def parse(*arguments: str) -> Command:
@@ -135,6 +155,24 @@ def test_help_names_every_flag_with_its_choices(capsys):
     assert "--flagfile" in text
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_describes_the_main_flags_and_names_the_others(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    command = configuration(name)
+    every = {field.name for _, field in flags._options(command)}
+    main = getattr(command, "MAIN_FLAGS", tuple(every))
+    assert len(main) <= 10 and set(main) <= every
+    for flag, expected in (("--help", {*main}), ("--helpfull", every)):
+        with pytest.raises(SystemExit):
+            flags.parse(command, ["command", flag])
+        text = capsys.readouterr().out
+        described = re.findall(r"^  --(\w+).*\n {6}\w", text, re.MULTILINE)
+        assert len(described) == len(expected) + 1 and {*described} == expected | {"flagfile"}
+        assert every <= {*re.findall(r"--(\w+)", text)}
+        # A flag's name, choices and default stay on one line.
+        assert all(len(line) <= 90 for line in text.splitlines() if not line.lstrip().startswith(("--", "python")))
+
+
 def test_run_turns_bad_input_into_one_line_and_status_2(capsys):
     def fail(_: Command) -> None:
         raise UserError("x.jsonl:3: 3 steps and 2 labels")
@@ -176,25 +214,9 @@ def test_escapes_of_the_separator_are_decoded():
     assert parse("--step_separator=\\t\\\\n").encoding.separator == "\t\\n"
 
 
-COMMANDS = (
-    "prepare.PrepareConfig",
-    "run.options.TrainConfig",
-    "score.ScoreConfig",
-    "bon.BonConfig",
-    "sample.SampleConfig",
-    "process_bench.ProcessBenchConfig",
-    "prm_bench.PRMBenchConfig",
-    "export.ExportConfig",
-    "plan.PlanConfig",
-    "experiment.ExperimentConfig",
-)
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_number_of_a_command_has_bounds_that_python_callers_get_too(name):
-    module, _, class_name = name.rpartition(".")
-    command = getattr(importlib.import_module(f"cfprm_jax.{module}"), class_name)
-    for owner, field in flags._options(command):
+    for owner, field in flags._options(configuration(name)):
         meta = field.metadata
         if meta["kind"] not in ("int", "float"):
             continue

@@ -143,11 +143,11 @@ def test_reason_eval_by_the_same_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--scores="], "name one of --model"),
-        (["--model=a"], "name one of --model"),
+        (["--scores="], "--checkpoint (a run of train)"),
+        (["--model=a"], "--checkpoint (a run of train)"),
         (["--input="], "--input is empty"),
         (["--output_dir="], "--output_dir is empty"),
-        (["--name=a", "--name2=a"], "two models need two names"),
+        (["--name=a", "--name2=a"], "--name and --name2 are both 'a'"),
         (["--threshold=2"], "threshold"),
         (["--scores=missing.jsonl"], "missing.jsonl: no such file"),
     ],
@@ -166,7 +166,8 @@ def test_scores_of_another_file_are_refused_before_anything_is_written(files, tm
     write(scores, [*found[:3], {**found[3], "steps": ["x"] * len(found[3]["steps"])}])
     out = tmp_path / "out"
     assert run(f"--scores={scores}", f"--input={source}", f"--output_dir={out}") == 2
-    assert 'scores.jsonl:4: "steps" is another than that of rows.jsonl:' in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert 'scores.jsonl:4: "steps" ' in error and "rows.jsonl:" in error
     assert not out.exists()
 
 

@@ -80,14 +80,14 @@ def test_a_tuned_threshold_is_named_with_where_it_comes_from(tmp_path):
     ("rows", "arguments", "message"),
     [
         (SCORED, ["--tune_on=omnimath"], "--tune_on=omnimath is not among the subsets: gsm8k, math"),
-        ([row("a-1", 0)], [], 'rows.json:1: no "step_scores": name --model or --checkpoint'),
+        ([row("a-1", 0)], [], 'rows.json:1: no "step_scores"'),
         ([row("a-1", 3)], [], 'rows.json:1: "label" is 3, expected the index of one of 3 steps, or -1'),
         ([row("a-1", True)], [], 'rows.json:1: "label" is True'),
         ([row("a-1", 0, [0.5])], [], 'rows.json:1: "step_scores" is not a list of 3 numbers'),
-        ([row("a-1", 0, [0.5, 2, 0])], [], "numbers in [0, 1]"),
+        ([row("a-1", 0, [0.5, 2, 0])], [], 'rows.json:1: "step_scores"'),
         ([{**row("a-1", 0), "steps": []}], [], '"steps" is missing, empty'),
         ([{"steps": ["a"], "label": 0}], [], '"problem" is missing'),
-        (SCORED, ["--model=a", "--checkpoint=b"], "name one of --model"),
+        (SCORED, ["--model=a", "--checkpoint=b"], "--checkpoint (a run of train)"),
         (SCORED, ["--input="], "--input is empty"),
         (SCORED, ["--output_dir="], "--output_dir is empty"),
         (SCORED, ["--threshold=2"], "threshold"),
@@ -105,7 +105,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, rows, arguments, m
 def test_results_are_not_overwritten(tmp_path, capsys):
     (tmp_path / "rows.json").write_text(json.dumps(SCORED))
     assert run(f"--input={tmp_path / 'rows.json'}", f"--output_dir={tmp_path}") == 2
-    assert "is not an empty directory" in capsys.readouterr().err
+    assert f"--output_dir={tmp_path} " in capsys.readouterr().err
 
 
 def test_a_model_scores_the_steps(tmp_path_factory, monkeypatch):

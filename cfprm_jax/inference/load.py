@@ -1,4 +1,4 @@
-"""A PRM from whatever holds one: a run of train, one of its checkpoints, or a Hugging Face directory."""
+"""Loading PRMs for inference: from a run of train, one of its checkpoints, or a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -38,29 +38,31 @@ def open_prm(
     mesh: Mesh | None = None,
     encoding: str = "auto",
     step_separator: str = "",
-    say: Callable[[str], None] = warn,
+    log: Callable[[str], None] = warn,
 ) -> LoadedPRM:
-    """The PRM that a directory holds, ready to score.
+    """Loads the PRM of a directory for scoring.
 
     Args:
-      path: a run directory of train (its newest checkpoint), one of its checkpoints/STEP, the link best there, or a
-        Hugging Face directory of a PRM.
-      dtype: type that the network computes in, and of its weights; the reward head is float32. "auto" is the type that
-        a run computed in, or that of the weights of a Hugging Face directory.
+      path: a run directory of train (its newest checkpoint), one of its checkpoints/STEP, its link best, or a Hugging
+        Face directory of a PRM.
+      dtype: dtype of the weights and the computation; the reward head is float32. "auto" is the dtype of the training
+        run, or that of the weights of a Hugging Face directory.
       attention: attention backend.
-      mesh: where the parameters go; None is one device.
-      encoding: how the PRM reads solutions, one of config.ENCODINGS: "auto" goes by the directory's files.
-      step_separator: text between steps, with escapes (\\n); empty is the encoding's own. prm.json has it for cfprm.
-      say: takes a line about a checkpoint of a run that is damaged, so that an older one is taken; see
+      mesh: mesh of the parameters; None is a single device.
+      encoding: encoding of solutions, one of config.ENCODINGS; "auto" detects it from the files of the directory.
+      step_separator: step separator, with escapes (\\n); empty is the default of the encoding. prm.json defines it for
+        cfprm.
+      log: called with a message if a checkpoint is damaged and an older one is used; see
         :func:`cfprm_jax.inference.loaded.load_for_inference`.
 
     Raises:
-      UserError: nothing of that kind is there, its files do not tell the encoding, or the encoding's head is missing.
+      UserError: the directory contains no PRM, its files do not determine the encoding, or the head of the encoding is
+        missing.
     """
     path = pathlib.Path(path)
     name = encoding_of(path, encoding, step_separator).name
     if is_run(path):
-        return load_for_inference(path, dtype, attention, mesh, say)
+        return load_for_inference(path, dtype, attention, mesh, log)
     meta, described = read_prm(path)
     backbone, _ = loading.read_config(path)
     config = described or default_config(name, backbone.longest[0], step_separator)
@@ -76,23 +78,23 @@ def open_prm(
 
 
 def is_run(path: pathlib.Path) -> bool:
-    """Whether a directory is a run of train, or one of its checkpoints; RUN/best is."""
+    """Whether a directory is a run of train or one of its checkpoints, including RUN/best."""
     target = path.resolve()
     return target.name == CHECKPOINTS or target.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir()
 
 
 def encoding_of(path: str | pathlib.Path, encoding: str = "auto", step_separator: str = "") -> Recognised:
-    """The encoding of what a directory holds, and the evidence; weights are not read.
+    """The encoding of the PRM in a directory, and the reason; weights are not read.
 
     Raises:
-      UserError: the files do not tell, or contradict encoding and step_separator.
+      UserError: the files do not determine the encoding, or contradict encoding or step_separator.
     """
     path = pathlib.Path(path)
     if not path.is_dir():
         raise loading.no_such_directory(path, "a run of train, a checkpoint or a Hugging Face directory")
     if is_run(path):
         if encoding not in ("auto", "cfprm"):
-            raise UserError(f"--encoding={encoding}, but {path} is a run of train, which is cfprm: leave it out")
+            raise UserError(f"--encoding={encoding}, but {path} is a run of train, whose encoding is cfprm: omit it")
         found = Recognised("cfprm", "a run of train")
     else:
         found = recognise(path, encoding, loading.read_config(path)[1])
@@ -108,7 +110,7 @@ def _head(
     config: EncodingConfig,
     backbone: BackboneConfig,
 ) -> tuple[str, Head | None]:
-    """The kind of the reward head, and its values where the directory does not hold it as `score`."""
+    """The kind of the reward head; also its values, if the directory does not contain it as `score`."""
     source = TABLE[name].head
     if source == "value":
         return "linear", value_head(path, backbone)
@@ -122,10 +124,10 @@ def _head(
 
 
 def limited(loaded: LoadedPRM, max_length: int) -> LoadedPRM:
-    """The PRM for solutions of up to max_length tokens; 0 is the length that it was trained for.
+    """The PRM for solutions of up to max_length tokens; 0 is the maximum of training.
 
     Raises:
-      UserError: the backbone does not take rows of that length.
+      UserError: the backbone does not support that length.
     """
     if max_length:
         loaded = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=max_length))
@@ -134,7 +136,7 @@ def limited(loaded: LoadedPRM, max_length: int) -> LoadedPRM:
 
 
 class PRM:
-    """A process reward model for notebooks: load once, score many."""
+    """A loaded process reward model with a Python interface for scoring."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
@@ -143,38 +145,40 @@ class PRM:
         """The score of each step, in [0, 1].
 
         Raises:
-          UserError: there are no steps, or they are longer than the model's max_length in tokens.
+          UserError: there are no steps, or the solution is longer than the model's max_length in tokens.
         """
         return sigmoid(self._outputs(question, steps)[:, 0]).tolist()
 
     def redundancy(self, question: str, steps: Sequence[str]) -> list[float]:
-        """How likely it is of each step, in [0, 1], that it is right but of no use.
+        """The redundancy of each step, in [0, 1]: the probability that it is correct but redundant.
 
         Raises:
-          UserError: the model has no redundancy output, or as of :meth:`score`.
+          UserError: the model has no redundancy output, or as :meth:`score`.
         """
         outputs = self._outputs(question, steps)
         if outputs.shape[1] < 2:
-            raise UserError("this model has no redundancy output: train --redundancy_weight gives one")
+            raise UserError("this model has no redundancy output (train with --redundancy_weight)")
         return sigmoid(outputs[:, 1]).tolist()
 
     def _outputs(self, question: str, steps: Sequence[str]) -> Float32[np.ndarray, "steps outputs"]:
         if isinstance(steps, str):
-            raise UserError("steps is one text, expected a sequence with a text a step")
+            raise UserError("steps is one text, expected a sequence with one text per step")
         (outputs,) = self._scorer.start(self._scorer.plan([(question, steps)])).outputs()
         if outputs is None:
             limit = self._scorer.encoder.config.max_length
-            raise UserError("a solution without steps" if not steps else f"the solution is longer than {limit} tokens")
+            raise UserError(
+                "the solution is without steps" if not steps else f"the solution is longer than {limit} tokens"
+            )
         return outputs
 
 
 def load(directory: str | pathlib.Path, dtype: str = "auto", encoding: str = "auto", step_separator: str = "") -> PRM:
-    """The PRM of a run directory, a checkpoint or a Hugging Face directory (see :func:`open_prm`).
+    """Loads the PRM of a run directory, a checkpoint or a Hugging Face directory (see :func:`open_prm`).
 
     Args:
-      dtype: "float32" or "bfloat16", the type that the network computes in; "auto" is that of the run or the weights.
-      encoding: "auto" for what the directory's files tell, or "cfprm", "qwen_prm", "trl", "math_shepherd", "rlhflow" or
-        "skywork" (docs/encodings.md).
-      step_separator: for trl, the separator that the PRM was trained with, "\\n" by default.
+      dtype: "float32" or "bfloat16", the dtype of the computation; "auto" is that of the run or of the weights.
+      encoding: "auto" to detect it from the files of the directory, or "cfprm", "qwen_prm", "trl", "math_shepherd",
+        "rlhflow" or "skywork" (docs/encodings.md).
+      step_separator: for trl, the separator of the training, "\\n" by default.
     """
     return PRM(Scorer(open_prm(directory, dtype, encoding=encoding, step_separator=step_separator), batch_rows=1))

@@ -28,7 +28,7 @@ from cfprm_jax.models.lora import Lora
 from cfprm_jax.models.parameters import abstract_params, abstract_tree, param_specs
 from cfprm_jax.sharding import rules
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LoadedPRM:
 
 
 def warn(line: str) -> None:
-    """A line for whoever calls this from Python: a UserWarning."""
+    """Issues a message as a UserWarning, the default for Python callers."""
     warnings.warn(line, UserWarning, stacklevel=2)
 
 
@@ -53,24 +53,24 @@ def load_for_inference(
     dtype: str = "auto",
     attention: str = "auto",
     mesh: Mesh | None = None,
-    say: Say = warn,
+    log: Log = warn,
 ) -> LoadedPRM:
-    """The PRM of a run directory or of one of its checkpoints. Of the state only the parameters are read.
+    """Loads the PRM of a run directory or of one of its checkpoints. Reads the parameters of the state only.
 
-    They are compared with their checksums. A checkpoint that is named must be whole; of a run directory, the newest
-    one that is whole is taken, and said so if newer ones are damaged.
+    Parameters are verified against their checksums. Of a run directory, the newest undamaged checkpoint is loaded. A
+    checkpoint given by its own path must be undamaged.
 
     Args:
       path: a run directory (its newest checkpoint) or checkpoints/STEP in one.
-      dtype: type that the network computes in, and of its weights; the reward head's stay float32, as its output does.
-        "auto" is the type that the run computed in.
+      dtype: dtype of the weights and the computation; the reward head and its output are float32. "auto" is the dtype
+        of the training run.
       attention: attention backend.
-      mesh: where the parameters go; by default one device.
-      say: takes a line about a checkpoint that is damaged and passed over, or of an earlier version.
+      mesh: mesh of the parameters; by default a single device.
+      log: called with a message if a damaged checkpoint is skipped, or if a checkpoint is of an earlier version.
 
     Raises:
-      UserError: no checkpoint there, or model/ is not what the run wrote.
-      DamagedError: none is whole.
+      UserError: there is no checkpoint, or model/ was modified.
+      DamagedError: all checkpoints are damaged.
     """
     run, steps = saving.candidates(path)
     model = run / MODEL
@@ -86,11 +86,11 @@ def load_for_inference(
     if "lora" in meta:
         specs = lora.trainable_specs(config, adapters.from_record(meta["lora"]))
         abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))
-        trainable, step = _read_params(run, steps, abstract, say)
+        trainable, step = _read_params(run, steps, abstract, log)
         params = adapters.merged(meta["lora"], trainable, config, dtype, mesh)
     else:
         shardings = rules.param_shardings(mesh, param_specs(config))
-        params, step = _read_params(run, steps, abstract_params(config, dtype, shardings), say)
+        params, step = _read_params(run, steps, abstract_params(config, dtype, shardings), log)
     return LoadedPRM(
         config=config,
         params=params,
@@ -102,7 +102,7 @@ def load_for_inference(
 
 @dataclasses.dataclass(frozen=True)
 class LoadedAdapters:
-    """What a run with adapters has trained, not merged into its backbone."""
+    """Trained adapters and reward head of a run, not merged into the backbone."""
 
     config: PRMConfig
     adapters: Lora
@@ -113,26 +113,26 @@ class LoadedAdapters:
     encoding: EncodingConfig
 
 
-def load_adapters(path: str | pathlib.Path, say: Say = warn) -> LoadedAdapters:
-    """Float32 adapters and head of a run directory or of one of its checkpoints, on one device.
+def load_adapters(path: str | pathlib.Path, log: Log = warn) -> LoadedAdapters:
+    """Loads float32 adapters and reward head of a run directory or of one of its checkpoints, on a single device.
 
-    The checkpoint is chosen and checked as in :func:`load_for_inference`.
+    The checkpoint is selected and verified as in :func:`load_for_inference`.
 
     Raises:
-      UserError: no checkpoint there, one without adapters, or a backbone that is not where it was or is another.
+      UserError: there is no checkpoint, it has no adapters, or the backbone was moved or modified.
     """
     run, steps = saving.candidates(path)
     check_model(run / MODEL)
     meta, encoding = read_prm(run / MODEL)
     if encoding is None or "lora" not in meta:
-        raise UserError(f"{run} is no run with adapters (train --lora_rank): it has the whole model only")
+        raise UserError(f"{run} is not a run with adapters (train --lora_rank)")
     backbone, _ = loading.read_config(run / MODEL)
     config = PRMConfig(backbone, meta["head"], redundancy=meta.get("redundancy", False))
     own = adapters.from_record(meta["lora"])
     specs = lora.trainable_specs(config, own)
     mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))
-    trainable, step = _read_params(run, steps, abstract, say)
+    trainable, step = _read_params(run, steps, abstract, log)
     return LoadedAdapters(
         config=config,
         adapters=own,
@@ -144,11 +144,11 @@ def load_adapters(path: str | pathlib.Path, say: Say = warn) -> LoadedAdapters:
     )
 
 
-def _read_params(run: pathlib.Path, steps: Sequence[int], params: Any, say: Say) -> tuple[Any, int]:
-    """(Parameters laid out as the abstract ones, step) of the first of the steps whose checkpoint is whole.
+def _read_params(run: pathlib.Path, steps: Sequence[int], params: Any, log: Log) -> tuple[Any, int]:
+    """(Parameters in the layout of params, step) of the first undamaged checkpoint of the steps.
 
     Raises:
-      DamagedError: none is; with why each is not.
+      DamagedError: all are damaged; with the reason for each.
     """
     faults = []
     for step in steps:
@@ -160,8 +160,8 @@ def _read_params(run: pathlib.Path, steps: Sequence[int], params: Any, say: Say)
             faults.append(str(error))
             continue
         for fault in faults:
-            say(f"{fault}; {at} is used instead")
+            log(f"{fault}; {at} is used instead")
         if note := checksums.note(at, meta):
-            say(note)
+            log(note)
         return found, step
     raise orbax_files.DamagedError("; ".join(faults))

@@ -1,8 +1,9 @@
-"""An output file that grows row by row, and that a killed command goes on with: no row is lost, none is there twice.
+"""Resumable output files: rows are appended one by one; after a kill, the command resumes with the next row.
 
-Rows go to OUTPUT.partial, as plain text, and are handed to the system as soon as they are written. When all are there
-the file takes its name, compressed if that ends in .gz; a compressed file that was cut could not be gone on with.
-OUTPUT.config.json has the resolved flags, and what identifies the inputs: the same of both go on, others are refused.
+Rows are appended to OUTPUT.partial as plain text, because a truncated compressed file cannot be resumed. Each row is
+flushed to the operating system. When all rows are written, the file is renamed to OUTPUT, or compressed into it if its
+name ends in .gz. OUTPUT.config.json contains the resolved flags and a fingerprint of the inputs; resuming requires both
+to be equal.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from cfprm_jax.runtime import atomic, locks
 from cfprm_jax.runtime.regular_files import check_output
 
 RESUMES = ("never", "auto", "always")
+RESUME_HELP = (
+    "Whether to resume an interrupted --output. never: it is an error if --output exists, complete or partial. auto: "
+    "resume it, or start a new one. always: it is an error if there is none."
+)
 _FINGERPRINT = "fingerprint"
 _RESOLVED = "resolved"
-# Flags that no row depends on, and those whose contents the fingerprint has.
+# Flags that no row depends on, and those whose contents are fingerprinted.
 _FREE = frozenset({"resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"})
 
 
@@ -30,8 +35,8 @@ class RowFile:
     """The output of a command while it runs; see :func:`open_rows`.
 
     Attributes:
-      done: rows that were there already.
-      complete: whether all are, so that nothing is left to do.
+      done: number of rows already written.
+      complete: whether the output is complete.
     """
 
     def __init__(self, file: IO[bytes] | None, done: int, beside: pathlib.Path) -> None:
@@ -40,22 +45,22 @@ class RowFile:
         self.complete = file is None
 
     def require(self, name: str, value: Any) -> None:
-        """Compare what is known only now, such as the checkpoint that was whole, with what the first rows are of.
+        """Compares a value that was resolved after opening, such as the loaded checkpoint, with that of earlier rows.
 
         Raises:
-          UserError: they are of another one.
+          UserError: the earlier rows were written with another value.
         """
         held = json.loads(self._beside.read_text(encoding="utf-8"))
         resolved = held.get(_RESOLVED, {})
         if self.done and resolved.get(name, value) != value:
             raise UserError(
-                f"{self._beside}: the {self.done:,} rows of --output are of {name} {resolved[name]}, and now there is "
-                f"{name} {value}: name another file"
+                f"{self._beside}: the {self.done:,} rows of --output were written with {name} {resolved[name]}, found "
+                f"{name} {value}: choose another file"
             )
         atomic.write_json(self._beside, {**held, _RESOLVED: {**resolved, name: value}})
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add one row; it survives the process from here on."""
+        """Appends one row and flushes it to the operating system."""
         if self._file is None:
             raise ValueError("the file is complete")
         self._file.write(atomic.encode_json(row))
@@ -66,15 +71,16 @@ class RowFile:
 def open_rows(
     output: str | pathlib.Path, resume: str, config: Mapping[str, Any], fingerprint: Mapping[str, str]
 ) -> Iterator[RowFile]:
-    """The output of a command, which takes its name when the block ends without an exception.
+    """Opens the output of a command; it is complete when the block ends without an exception.
 
     Args:
-      resume: "never" refuses an output that exists or was begun, "auto" goes on with it or begins, "always" needs it.
+      resume: one of RESUMES; see RESUME_HELP.
       config: the resolved flags.
-      fingerprint: what identifies model and inputs (see :func:`cfprm_jax.runtime.digests.of_paths`).
+      fingerprint: digests of model and inputs (see :func:`cfprm_jax.runtime.digests.of_paths`).
 
     Raises:
-      UserError: what resume does not allow; an output of other flags, model or inputs; or another process at work.
+      UserError: resume does not allow the state of the output; it was written with other flags, model or inputs; or
+        another process is writing it.
     """
     output = pathlib.Path(output)
     check_output(output, "--output")
@@ -91,7 +97,7 @@ def open_rows(
             raise UserError(f"--output={output}: another process is writing it")
         if output.exists():
             partial.unlink()
-            raise UserError(f"--output={output}: another process has just written it")
+            raise UserError(f"--output={output}: another process has just completed it")
         done = 0
         if _cut_to_whole_rows(file):
             _check_same(output, beside, description)
@@ -102,7 +108,7 @@ def open_rows(
         try:
             yield RowFile(file, done, beside)
         except BaseException:
-            # Nothing to go on with is no reason to refuse the next start.
+            # An empty file contains nothing to resume, and must not make the next start fail.
             if not file.tell():
                 partial.unlink()
                 beside.unlink()
@@ -112,18 +118,18 @@ def open_rows(
 
 def _check_resume(output: pathlib.Path, partial: pathlib.Path, beside: pathlib.Path, resume: str) -> None:
     if resume == "never" and output.exists():
-        raise UserError(f"--output={output} exists already: name another file, or remove it")
+        raise UserError(f"--output={output} already exists: choose another file, or remove it")
     if resume == "never" and partial.exists() and partial.stat().st_size:
         raise UserError(
-            f"--output={output} was begun already ({partial.name}): go on with it by --resume=auto, name another file, "
+            f"--output={output} is partially written ({partial.name}): resume with --resume=auto, choose another file, "
             "or remove it"
         )
     if resume == "always" and not (output.exists() or partial.exists()):
-        raise UserError(f"--resume=always: there is nothing to go on with, neither {output} nor {partial.name}")
+        raise UserError(f"--resume=always: nothing to resume, neither {output} nor {partial.name} exists")
 
 
 def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping[str, Any]) -> None:
-    """UserError unless the rows that are there are of the same flags and inputs."""
+    """UserError unless the existing rows were written with the same flags and inputs."""
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
         differ = [
@@ -132,9 +138,9 @@ def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping
             if name not in _FREE and before.get(name) != json.loads(json.dumps(description)).get(name)
         ]
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"--output={output}: {beside.name} does not say what the rows there are of: {error}") from error
+        raise UserError(f"--output={output}: cannot read {beside.name}, the flags of its rows: {error}") from error
     if differ:
-        raise UserError(f"--output={output} was begun with another {', '.join(differ)}: name another file")
+        raise UserError(f"--output={output} was written with another {', '.join(differ)}: choose another file")
 
 
 def _changed(before: Any, now: Mapping[str, str]) -> str:
@@ -143,7 +149,7 @@ def _changed(before: Any, now: Mapping[str, str]) -> str:
 
 
 def _cut_to_whole_rows(file: IO[bytes]) -> int:
-    """Drop what a kill left of a row; how many bytes remain."""
+    """Truncates an incomplete last row; returns the remaining bytes."""
     file.seek(0)
     end = 0
     for line in file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from cfprm_jax.config import Options, option
 from cfprm_jax.planning.accelerators import ACCELERATORS
@@ -50,6 +51,11 @@ class PlanConfig(Options):
     Takes every flag of train but --lora_rank; no weights and no data are read. Memory, kernels and collectives are the
     XLA compiler's own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
     """
+
+    MAIN_FLAGS: ClassVar = (
+        *("accelerator", "num_devices", "model", "model_config", "batch_size"),
+        *("max_length", "optimizer", "accumulation", "remat", "mesh"),
+    )
 
     plan: PlanOptions = dataclasses.field(default_factory=PlanOptions)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)

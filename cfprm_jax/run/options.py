@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from cfprm_jax.config import (
     DeviceConfig,
@@ -31,13 +32,18 @@ class TrainConfig(Options):
     python -m cfprm_jax.train --model=DIRECTORY --train_data=FILES --c_max=2 --output_dir=RUN
 
     Writes checkpoints, metrics.jsonl, TensorBoard events and the resolved flags into --output_dir. On SIGTERM or Ctrl-C
-    it saves and says how to go on; when it was killed, --resume=auto goes on from the newest checkpoint, to the same
-    result.
+    a checkpoint is saved. --resume=auto resumes from the newest checkpoint, with the same result as an uninterrupted
+    run.
     """
+
+    MAIN_FLAGS: ClassVar = (
+        *("model", "train_data", "output_dir", "loss", "c_max"),
+        *("learning_rate", "batch_size", "max_length", "optimizer", "resume"),
+    )
 
     train_data: tuple[str, ...] = option(
         (SYNTHETIC,),
-        "Corpora: files or globs, comma-separated; synthetic is an arithmetic world made here.",
+        "Training corpora: files or globs, comma-separated; synthetic generates arithmetic problems.",
         kind="list",
     )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)

@@ -85,7 +85,7 @@ def described(loaded: loaded_prm.LoadedPRM) -> tuple:
 def newest(run: Run, path: pathlib.Path) -> None:
     """Weights of 2 without a word, or those of 1 with a line that names 2."""
     logged: list[str] = []
-    loaded = loaded_prm.load_for_inference(path, say=logged.append)
+    loaded = loaded_prm.load_for_inference(path, log=logged.append)
     step = loaded.meta["step"]
     assert described(loaded) == described(run.loaded[step])
     same(loaded.params, run.loaded[step].params)
@@ -99,7 +99,7 @@ def newest(run: Run, path: pathlib.Path) -> None:
 
 def explicit(run: Run, path: pathlib.Path) -> None:
     """Weights of 2 or none."""
-    loaded = open_prm(path / "checkpoints" / "2", say=pytest.fail)
+    loaded = open_prm(path / "checkpoints" / "2", log=pytest.fail)
     assert described(loaded) == described(run.loaded[2])
     same(loaded.params, run.loaded[2].params)
 
@@ -247,7 +247,7 @@ def test_checkpoints_of_earlier_versions_are_read_with_a_note(run: Run, tmp_path
     orbax_files.replace_json(folder, "meta", meta)
     (path / "model" / "checksums.json").unlink()
     logged: list[str] = []
-    loaded = loaded_prm.load_for_inference(path, say=logged.append)
+    loaded = loaded_prm.load_for_inference(path, log=logged.append)
     same(loaded.params, run.loaded[2].params)
     (line,) = logged
     assert "checkpoints/2 is of an earlier version" in line

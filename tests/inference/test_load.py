@@ -120,9 +120,9 @@ def test_the_directorys_own_encoding_is_used(exported, loaded):
 
 def test_a_flag_does_not_overrule_a_directory(exported, run):
     for directory in (exported, run, run / "checkpoints" / "2"):
-        with pytest.raises(UserError, match=r"--encoding=trl, but .*: leave it out"):
+        with pytest.raises(UserError, match=r"--encoding=trl, but "):
             cfprm_jax.load(directory, encoding="trl")
-        with pytest.raises(UserError, match="--step_separator=ab, but the encoding cfprm has its own"):
+        with pytest.raises(UserError, match="--step_separator=ab, but .* cfprm"):
             cfprm_jax.load(directory, step_separator="ab")
 
 

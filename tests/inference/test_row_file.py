@@ -58,7 +58,7 @@ def test_what_is_known_only_later_must_be_the_same_too(tmp_path):
     for _ in range(2):
         with pytest.raises(InterruptedError):
             begin(7)
-    with pytest.raises(UserError, match=r"out.jsonl.config.json: the 2 rows of --output are of step 7, .* step 6"):
+    with pytest.raises(UserError, match=r"out.jsonl.config.json: the 2 rows .*step 7.*step 6"):
         begin(6)
     with open_rows(tmp_path / "out.jsonl", "auto", CONFIG, PRINT) as file:
         assert file.done == 2
@@ -92,14 +92,14 @@ def test_half_a_row_is_dropped(tmp_path, rest):
 def test_never_refuses_what_was_begun_or_is_there(tmp_path):
     output = tmp_path / "out.jsonl"
     stopped_after(output, 2)
-    with pytest.raises(UserError, match="was begun already"):
+    with pytest.raises(UserError, match=r"--output=.*\(out\.jsonl\.partial\)"):
         write(output)
     write(output, resume="auto")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match=f"--output={output} "):
         write(output)
     with open_rows(output, "auto", CONFIG, PRINT) as file:
         assert file.complete
-    with pytest.raises(UserError, match="nothing to go on with"):
+    with pytest.raises(UserError, match=r"--resume=always: .*other\.jsonl"):
         write(tmp_path / "other.jsonl", resume="always")
 
 
@@ -114,7 +114,7 @@ def test_other_flags_or_inputs_are_refused_by_name(tmp_path, finished):
         (CONFIG, {**PRINT, "model": "other"}, "model"),
         ({**CONFIG, "seed": 1}, {"model": "other", "input": "j"}, "--seed, model, input"),
     ):
-        with pytest.raises(UserError, match=f"begun with another {named}:"):
+        with pytest.raises(UserError, match=f"--output=.* another {named}:"):
             write(output, resume="auto", config=config, fingerprint=fingerprint)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert write(output, resume="auto", config={**CONFIG, "resume": "auto"}) == (0 if finished else 2)
