@@ -122,7 +122,7 @@ def test_a_flag_does_not_overrule_a_directory(exported, run):
     for directory in (exported, run, run / "checkpoints" / "2"):
         with pytest.raises(UserError, match=r"--encoding=trl, but "):
             cfprm_jax.load(directory, encoding="trl")
-        with pytest.raises(UserError, match="--step_separator=ab, but .* cfprm"):
+        with pytest.raises(UserError, match=r"--step_separator=ab, but .* cfprm"):
             cfprm_jax.load(directory, step_separator="ab")
 
 

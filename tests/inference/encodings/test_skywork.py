@@ -71,5 +71,5 @@ def test_what_skywork_needs_is_named(make_reference, write_tokenizer, tmp_path):
     write(tmp_path, make_reference)
     with pytest.raises(UserError, match="has no bos_token"):
         cfprm_jax.load(tmp_path).score("q", ["a"])
-    with pytest.raises(UserError, match="--step_separator=ab, but .* skywork"):
+    with pytest.raises(UserError, match=r"--step_separator=ab, but .* skywork"):
         cfprm_jax.load(tmp_path, step_separator="ab")
