@@ -149,7 +149,7 @@ def parse(config_type: type[Config], argv: Sequence[str]) -> Config:
         raise UserError(text if len(text) <= 600 else f"{text[:300]} ... {text[-200:]}") from error
     if values["help"].value or values["helpfull"].value:
         columns = min(shutil.get_terminal_size((100, 24)).columns, 100)
-        print(usage(config_type, full=values["helpfull"].value, columns=columns))
+        print(usage(config_type, full=bool(values["helpfull"].value), columns=columns))
         raise SystemExit(0)
     if len(rest) > 1:
         raise UserError(f"{rest[1]!r} is not a flag: flags begin with two dashes (see --help)")
