@@ -33,7 +33,7 @@ def ours(options: argparse.Namespace) -> None:
     """`score`'s own parts, in this process; prints a JSON line and writes the scores."""
     from cfprm_jax.config import DeviceConfig
     from cfprm_jax.inference.load import open_prm
-    from cfprm_jax.inference.rows import Counts, score_rows
+    from cfprm_jax.inference.rows import ScoringCounts, score_rows
     from cfprm_jax.inference.scorer import Scorer
     from cfprm_jax.sharding import rules
 
@@ -43,9 +43,9 @@ def ours(options: argparse.Namespace) -> None:
     scorer = Scorer(loaded, options.packings, options.batch_rows, mesh=mesh)
     text = pathlib.Path(options.candidates).read_text().splitlines()
     if options.compile:  # the same shapes, so that the caches of compiled programs have them
-        list(score_rows([(json.loads(line), "") for line in text], scorer, Counts()))
+        list(score_rows([(json.loads(line), "") for line in text], scorer, ScoringCounts()))
     started = time.perf_counter()
-    counts = Counts()
+    counts = ScoringCounts()
     scored = [row for row, _ in score_rows(((json.loads(line), "") for line in text), scorer, counts)]
     seconds = time.perf_counter() - started
     scores = [

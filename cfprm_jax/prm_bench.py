@@ -169,7 +169,7 @@ def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str,
     """Scores the cases with the PRM of the flags; returns the rows of scores.jsonl and the name of the encoding."""
     # Imported here, because the evaluation of existing scores does not need JAX.
     from cfprm_jax.inference.load import encoding_of, limited, open_prm
-    from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
+    from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
     from cfprm_jax.inference.scorer import Scorer
     from cfprm_jax.sharding import session
 
@@ -198,7 +198,7 @@ def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str,
             log=lambda line: log(f"checkpoint  {line}"),
         )
         scorer = Scorer(limited(loaded, config.max_length), mesh=mesh)
-        out, counts, progress = [], Counts(), ProgressLine("scoring")
+        out, counts, progress = [], ScoringCounts(), ProgressLine("scoring")
         for case, (row, _) in zip(cases, score_rows(rows(), scorer, counts), strict=True):
             out.append(row_of(case, {key: value for key, value in row.items() if key not in ("prompt", "completions")}))
             progress.show(so_far, counts.rows / len(cases))

@@ -36,7 +36,7 @@ from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
-from cfprm_jax.inference.rows import Counts, SourcedRow, score_rows
+from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.runtime import config_files, devices, digests, output_paths
 from cfprm_jax.runtime.progress import ProgressLine, duration
@@ -144,7 +144,7 @@ def main(config: ScoreConfig) -> int:
             f"packing {config.packing}{before}",
             flush=True,
         )
-        counts, started = Counts(), time.monotonic()
+        counts, started = ScoringCounts(), time.monotonic()
         progress = _Scoring(counts)
         for row, _ in score_rows(_read(files, progress, output.done), scorer, counts, output.done):
             output.write(row)
@@ -197,7 +197,7 @@ class _Scoring:
       fractions: for every row that was read and is not scored yet, the fraction of the input up to its end.
     """
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: ScoringCounts) -> None:
         self.line, self.fractions = ProgressLine("scoring"), collections.deque[float]()
         self._counts = counts
 

@@ -29,7 +29,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.load import open_prm
 from cfprm_jax.inference.loaded import LoadedPRM
-from cfprm_jax.inference.rows import Counts, score_rows
+from cfprm_jax.inference.rows import ScoringCounts, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.losses import bce, loss_function
 from cfprm_jax.models import prm
@@ -307,7 +307,7 @@ def test_score_writes_it_and_removes_another_models(exported):
             {},
         ),
     )
-    found = [row for row, _ in score_rows([(copy.deepcopy(row), "s") for row in rows], both, Counts())]
+    found = [row for row, _ in score_rows([(copy.deepcopy(row), "s") for row in rows], both, ScoringCounts())]
     ours = cfprm_jax.load(folder / "prm")
     for row in found:
         for candidate in row["candidates"]:
@@ -316,7 +316,7 @@ def test_score_writes_it_and_removes_another_models(exported):
                 continue
             expected = ours.redundancy(row["question"], candidate["steps"])
             np.testing.assert_allclose(candidate["step_redundancy"], expected, rtol=1e-5)
-    again = [row for row, _ in score_rows([(copy.deepcopy(row), "s") for row in found], Scorer(plain), Counts())]
+    again = [row for row, _ in score_rows([(copy.deepcopy(row), "s") for row in found], Scorer(plain), ScoringCounts())]
     for row, other in zip(again, found, strict=True):
         for candidate, before in zip(row["candidates"], other["candidates"], strict=True):
             assert "step_redundancy" not in candidate

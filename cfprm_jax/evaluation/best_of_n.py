@@ -25,7 +25,7 @@ METHODS = ("best_of_n", "weighted_vote", "majority", "pass_at_1", "first", "orac
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     """One accuracy, as a row of results.json.
 
     Attributes:
@@ -185,7 +185,7 @@ def _drawn(pool: Pool, subset: Int[np.ndarray, "questions n"]) -> dict[tuple[str
 
 def rows(
     found: Outcomes, groups: Bool[np.ndarray, "groups questions"], number: int, resamples: int, seed: int
-) -> list[Row]:
+) -> list[AccuracyRow]:
     """The accuracies over the questions of one group, with their intervals.
 
     Args:
@@ -200,7 +200,7 @@ def rows(
     for column, (size, method, aggregation) in enumerate(found.keys):
         drew = spread is not None and method not in ("pass_at_1", "first")
         out.append(
-            Row(
+            AccuracyRow(
                 n=size,
                 method=method,
                 aggregation=aggregation,

@@ -63,7 +63,7 @@ def _natural(text: str) -> tuple[int, float, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class AccuracyDifference:
     """Two systems on the same questions: the first minus the second.
 
     Attributes:
@@ -82,7 +82,7 @@ class Difference:
     p_value: float
 
 
-def compare(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> list[Difference]:
+def compare(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> list[AccuracyDifference]:
     """The difference in every accuracy that both have."""
     keys = [key for key in first.keys if key in second.keys]
     one = first.values[:, [first.keys.index(key) for key in keys]]
@@ -90,7 +90,7 @@ def compare(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> lis
     intervals = bootstrap_interval(one - two, resamples, seed)
     p_values = paired_p_value(one - two, resamples, seed)
     return [
-        Difference(
+        AccuracyDifference(
             key=key,
             accuracy=float(one[:, column].mean()),
             accuracy2=float(two[:, column].mean()),
@@ -144,7 +144,7 @@ def aligned(first: Pool, second: Pool) -> Pool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Correlation:
+class LengthCorrelation:
     """What a score goes with, by Spearman's rank correlation.
 
     Attributes:
@@ -163,7 +163,7 @@ class Correlation:
     count: int
 
 
-def correlations(pool: Pool, n: Sequence[int]) -> list[Correlation]:
+def correlations(pool: Pool, n: Sequence[int]) -> list[LengthCorrelation]:
     """Whether scores favour long or short candidates; those without a score have no part in it."""
     out = []
     for name, ranks in pool.ranks.items():
@@ -175,14 +175,14 @@ def correlations(pool: Pool, n: Sequence[int]) -> list[Correlation]:
             has = np.take_along_axis(scored, best, axis=1)
             picked = [np.take_along_axis(array, best, axis=1)[has] for array in (ranks, values)]
             out += [
-                Correlation(name, quantity, "all", spearman(ranks[scored], values[scored]), int(scored.sum())),
-                Correlation(
+                LengthCorrelation(name, quantity, "all", spearman(ranks[scored], values[scored]), int(scored.sum())),
+                LengthCorrelation(
                     name,
                     quantity,
                     "within questions",
                     float(np.mean(varying)) if varying else None,
                     len(varying),
                 ),
-                Correlation(name, quantity, "chosen", spearman(*picked), int(has.sum())),
+                LengthCorrelation(name, quantity, "chosen", spearman(*picked), int(has.sum())),
             ]
     return out

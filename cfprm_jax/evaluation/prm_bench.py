@@ -38,7 +38,7 @@ from cfprm_jax.evaluation.step_f1 import count, f1
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class PRMBenchLine:
     """What has a PRMScore: a class, an area, or all of it pooled.
 
     Attributes:
@@ -87,7 +87,9 @@ class Line:
     similarity: float | None
 
 
-def measure(cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], settings: Settings) -> list[Line]:
+def measure(
+    cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], settings: Settings
+) -> list[PRMBenchLine]:
     """Every line of LINES; those without any case have no numbers."""
     steps = steps_of(cases, scores, settings.excluded)
     valid = steps.valid(settings.threshold, settings.redundancy_threshold)
@@ -112,7 +114,7 @@ def measure(cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores],
         of_line, inside = by_class[members].sum(axis=0), np.isin(steps.classes, members)
         tp, fp, tn, fn = of_line
         out.append(
-            Line(
+            PRMBenchLine(
                 name=name,
                 cases=int(given[members].sum()),
                 scored=int(scored[members].sum()),
@@ -188,7 +190,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class PRMScoreDifference:
     """Two models on the same cases: the first minus the second.
 
     Attributes:
@@ -213,7 +215,7 @@ def compare(
     scores: Mapping[tuple[str, str], CaseScores],
     scores2: Mapping[tuple[str, str], CaseScores],
     settings: Settings,
-) -> list[Difference]:
+) -> list[PRMScoreDifference]:
     """The difference in every line that both models have."""
     both = scores.keys() & scores2.keys()
     given = cases_of(cases)
@@ -229,7 +231,7 @@ def compare(
     apart = draws[0] - draws[1]
     intervals, p_values = quantiles(apart), two_sided_p_value(apart)
     return [
-        Difference(
+        PRMScoreDifference(
             name=name,
             prm_score=float(found[0][place]),
             prm_score2=float(found[1][place]),

@@ -22,7 +22,7 @@ from cfprm_jax.evaluation.step_f1 import count, cross_fitted, f1
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
+class LevelMeasures:
     """How well right ones are told from wrong ones, steps or solutions.
 
     Attributes:
@@ -44,7 +44,7 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class ReasonEvalLine:
     """One file of ReasonEval.
 
     Attributes:
@@ -61,17 +61,19 @@ class Line:
     signal: str
     cases: int
     scored: int
-    step: Level
-    solution: Level
+    step: LevelMeasures
+    solution: LevelMeasures
 
 
-def measure(cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], settings: Settings) -> list[Line]:
+def measure(
+    cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], settings: Settings
+) -> list[ReasonEvalLine]:
     """A line for each file of ReasonEval among the cases."""
     names = dict.fromkeys(case.classification for case in cases if case.kind != "prm_bench")
     return [_line([case for case in cases if case.classification == name], scores, settings) for name in names]
 
 
-def _line(cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], settings: Settings) -> Line:
+def _line(cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], settings: Settings) -> ReasonEvalLine:
     found = [case for case in cases if case.key in scores]
     kind = cases[0].kind
     by_redundancy = kind == "redundant" and bool(found) and scores[found[0].key].redundancy is not None
@@ -82,12 +84,12 @@ def _line(cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], s
     judged = [case.judged for case in found]
     wrong = [np.isin(np.arange(1, case.judged + 1), case.error_steps) for case in found]
 
-    def level(signal: list[np.ndarray], wrong: list[np.ndarray], group: np.ndarray, strict: bool) -> Level:
+    def level(signal: list[np.ndarray], wrong: list[np.ndarray], group: np.ndarray, strict: bool) -> LevelMeasures:
         if not signal:
-            return Level(0, 0, None, None, None, None, None)
+            return LevelMeasures(0, 0, None, None, None, None, None)
         return _level(np.concatenate(signal), np.concatenate(wrong), group, len(names), threshold, strict, settings)
 
-    return Line(
+    return ReasonEvalLine(
         name=cases[0].classification,
         kind=kind,
         signal="redundancy" if by_redundancy else "validity",
@@ -125,7 +127,7 @@ def _level(
     threshold: float,
     strict: bool,
     settings: Settings,
-) -> Level:
+) -> LevelMeasures:
     """The measures.
 
     Args:
@@ -155,7 +157,7 @@ def _level(
             )
     draws = quantiles(np.stack([np.concatenate(f1_draws), np.concatenate(auc_draws)], axis=-1))
     defined = bool(found.defined)
-    return Level(
+    return LevelMeasures(
         right=int((~wrong).sum()),
         wrong=int(wrong.sum()),
         macro_f1=float(found.mean) if defined else None,

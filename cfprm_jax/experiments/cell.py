@@ -137,7 +137,7 @@ def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outcome:
+class CellOutcome:
     """What a cell found.
 
     Attributes:
@@ -165,7 +165,7 @@ class Bench:
         self._scorers: dict[Any, Scorer] = {}
         self._plans: dict[Any, Plan] = {}
 
-    def run(self, config: TrainConfig, tests: Sequence[TestSet], n: Sequence[int]) -> Outcome:
+    def run(self, config: TrainConfig, tests: Sequence[TestSet], n: Sequence[int]) -> CellOutcome:
         """Train as the train command would, then score and choose.
 
         Raises:
@@ -193,7 +193,7 @@ class Bench:
         )
         aurocs, right = self._choices(loaded, tests, n)
         final = float(values[-max(num_steps // 10, 1) :].mean())
-        return Outcome(num_steps, tokens, final, digest(loaded.params), aurocs, right)
+        return CellOutcome(num_steps, tokens, final, digest(loaded.params), aurocs, right)
 
     def _choices(
         self, loaded: LoadedPRM, tests: Sequence[TestSet], n: Sequence[int]

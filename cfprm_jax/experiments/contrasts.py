@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from cfprm_jax.experiments.grid import LOSSES, ORM, ROWS, TREATMENTS, Cell
 from cfprm_jax.experiments.intervals import Estimate, estimates
-from cfprm_jax.experiments.runner import Result
+from cfprm_jax.experiments.runner import CellResult
 
 
 class Results:
@@ -26,7 +26,7 @@ class Results:
       n: numbers of candidates.
     """
 
-    def __init__(self, results: Sequence[Result], subsets: str) -> None:
+    def __init__(self, results: Sequence[CellResult], subsets: str) -> None:
         self._subsets = subsets
         self._by_cell = {result.cell: result for result in results}
         names = [name.rsplit("/", 2)[0] for name in results[0].right]
@@ -62,7 +62,7 @@ class Results:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class Contrast:
     """One difference: accuracy of treatment minus that of baseline, at a level, in a row, on a test set."""
 
     level: str
@@ -74,7 +74,7 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class ContrastFamily:
     """Differences that answer one question together.
 
     Attributes:
@@ -88,11 +88,11 @@ class Family:
     key: str
     question: str
     better: str
-    differences: tuple[Difference, ...]
+    differences: tuple[Contrast, ...]
     pooled: Estimate | None
 
 
-def families(results: Results) -> list[Family]:
+def families(results: Results) -> list[ContrastFamily]:
     """The families that the grid has cells for."""
     first = results.levels[0]
     losses = [row for row in results.rows if row != ORM]
@@ -185,7 +185,7 @@ def families(results: Results) -> list[Family]:
 
 def _family(
     results: Results, key: str, question: str, better: str, wanted: Sequence[tuple[str, str, str, str]]
-) -> Family | None:
+) -> ContrastFamily | None:
     there = [
         (level, row, treatment, baseline, test)
         for level, row, treatment, baseline in wanted
@@ -199,7 +199,7 @@ def _family(
     return _made(results, key, question, better, there, tables)
 
 
-def _interaction(results: Results, losses: Sequence[str]) -> list[Family | None]:
+def _interaction(results: Results, losses: Sequence[str]) -> list[ContrastFamily | None]:
     """The gain from windows at most redundancy minus that at none, if both levels are there."""
     if not {"none", "much"} <= set(results.levels):
         return []
@@ -227,16 +227,16 @@ def _made(
     better: str,
     there: Sequence[tuple[str, str, str, str, str]],
     tables: Sequence[Float[np.ndarray, "seeds questions"]],
-) -> Family | None:
+) -> ContrastFamily | None:
     if not there:
         return None
-    differences = tuple(Difference(*what, estimate) for what, estimate in zip(there, estimates(tables), strict=True))
+    differences = tuple(Contrast(*what, estimate) for what, estimate in zip(there, estimates(tables), strict=True))
     # Test sets have questions of their own, and the same ones for every loss.
     by_test = [
         np.mean([t for t, what in zip(tables, there, strict=True) if what[4] == test], axis=0) for test in results.tests
     ]
     (pooled,) = estimates([_stratified(by_test)])
-    return Family(key, question, better, differences, pooled)
+    return ContrastFamily(key, question, better, differences, pooled)
 
 
 def _stratified(tables: Sequence[Float[np.ndarray, "seeds questions"]]) -> Float[np.ndarray, "seeds questions"]:

@@ -20,7 +20,7 @@ from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.experiments import frontier, table2
 from cfprm_jax.experiments.grid import LOSSES, Cell
 from cfprm_jax.experiments.intervals import Estimate, estimates
-from cfprm_jax.experiments.runner import Result
+from cfprm_jax.experiments.runner import CellResult
 
 FILES = ("frontier.md", "frontier.png", "frontier.json")
 VALIDATION = "validation"
@@ -53,7 +53,7 @@ class Point:
     difference: dict[str, Estimate] = dataclasses.field(default_factory=dict)
 
 
-def write(directory: pathlib.Path, done: Sequence[Result], subsets: str, config: dict[str, Any]) -> str:
+def write(directory: pathlib.Path, done: Sequence[CellResult], subsets: str, config: dict[str, Any]) -> str:
     """Write FILES into the directory of the experiment; returns the table."""
     points = chosen(done, subsets)
     text = table(points)
@@ -63,7 +63,7 @@ def write(directory: pathlib.Path, done: Sequence[Result], subsets: str, config:
     return text
 
 
-def chosen(done: Sequence[Result], subsets: str) -> list[Point]:
+def chosen(done: Sequence[CellResult], subsets: str) -> list[Point]:
     """Every treatment at its best learning rate, in the order of the grid."""
     by_cell = {result.cell: result for result in done}
     seeds = sorted({cell.seed for cell in by_cell})
@@ -95,7 +95,7 @@ def _point(
     row: str,
     name: str,
     rates: dict[str, float],
-    results: Sequence[Result],
+    results: Sequence[CellResult],
     tests: Sequence[str],
     subsets: str,
 ) -> Point:

@@ -11,10 +11,10 @@ import numpy as np
 
 from cfprm_jax.experiments import figure, table2, text
 from cfprm_jax.experiments.cell import TestSet
-from cfprm_jax.experiments.contrasts import Family, Results, families, row_title, title
+from cfprm_jax.experiments.contrasts import ContrastFamily, Results, families, row_title, title
 from cfprm_jax.experiments.grid import ORM, TREATMENTS
 from cfprm_jax.experiments.intervals import estimates
-from cfprm_jax.experiments.runner import Result
+from cfprm_jax.experiments.runner import CellResult
 from cfprm_jax.runtime import atomic
 
 FILES = ("findings.txt", "table2.md", "table2.tex", "controls.md", "figure.png", "results.json")
@@ -22,7 +22,7 @@ FILES = ("findings.txt", "table2.md", "table2.tex", "controls.md", "figure.png",
 
 def write(
     directory: pathlib.Path,
-    done: Sequence[Result],
+    done: Sequence[CellResult],
     tests: dict[str, list[TestSet]],
     subsets: str,
     config: dict[str, Any],
@@ -63,7 +63,7 @@ def _materials(results: Results, tests: dict[str, list[TestSet]]) -> list[str]:
     return out
 
 
-def controls(results: Results, found: Sequence[Family]) -> str:
+def controls(results: Results, found: Sequence[ContrastFamily]) -> str:
     """Accuracies of all treatments, and every family of differences, in Markdown."""
     parts = ["# Treatments", "", _treatments(results)]
     for family in found:
@@ -94,7 +94,7 @@ def _treatments(results: Results) -> str:
     return table2.padded(grid) + "\n" + note
 
 
-def _differences(family: Family) -> str:
+def _differences(family: ContrastFamily) -> str:
     grid = [["redundancy", "model", "test set", "difference", "own 95 % interval", "interval of the family", "p"]]
     for d in family.differences:
         e = d.estimate
@@ -126,7 +126,7 @@ def _differences(family: Family) -> str:
 
 
 def _json(
-    results: Results, found: Sequence[Family], tests: dict[str, list[TestSet]], config: dict[str, Any]
+    results: Results, found: Sequence[ContrastFamily], tests: dict[str, list[TestSet]], config: dict[str, Any]
 ) -> dict[str, Any]:
     accuracies = []
     for level in results.levels:

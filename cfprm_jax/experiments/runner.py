@@ -27,7 +27,7 @@ from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.experiments import laboratory
-from cfprm_jax.experiments.cell import Bench, Outcome, TestSet, read_test
+from cfprm_jax.experiments.cell import Bench, CellOutcome, TestSet, read_test
 from cfprm_jax.experiments.grid import TREATMENTS, Cell
 from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, Treatment
 from cfprm_jax.run import inputs
@@ -63,8 +63,8 @@ class Materials:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Result:
-    """What is kept of a cell; right is as in Outcome."""
+class CellResult:
+    """What is kept of a cell; right is as in CellOutcome."""
 
     cell: Cell
     summary: dict[str, Any]
@@ -81,11 +81,11 @@ class Runner:
         self._tests: dict[str, list[TestSet]] = {}
         self._digests: dict[pathlib.Path, str] = {}
 
-    def run(self, grid: Sequence[Cell]) -> list[Result]:
+    def run(self, grid: Sequence[Cell]) -> list[CellResult]:
         """The results of all cells, in the order of the grid, those that are there already among them."""
         for level in dict.fromkeys(cell.level for cell in grid):
             self._prepare(level, sorted({cell.seed for cell in grid if cell.level == level}))
-        found: dict[Cell, Result] = {}
+        found: dict[Cell, CellResult] = {}
         started, ran = time.monotonic(), 0
         while len(found) < len(grid):
             progressed = False
@@ -190,16 +190,16 @@ class Runner:
             self._digests[path] = digests.of_file(path)
         return self._digests[path]
 
-    def _load(self, cell: Cell) -> Result | None:
+    def _load(self, cell: Cell) -> CellResult | None:
         path = self._directory(cell) / "result.npz"
         if not path.exists():
             return None
         with np.load(path) as stored:
             summary = json.loads(str(stored["summary"]))
             right = {name: stored[name] for name in stored.files if name != "summary"}
-        return Result(cell, summary, right) if summary["fingerprint"] == self._fingerprint(cell) else None
+        return CellResult(cell, summary, right) if summary["fingerprint"] == self._fingerprint(cell) else None
 
-    def _run(self, cell: Cell) -> tuple[Result, float]:
+    def _run(self, cell: Cell) -> tuple[CellResult, float]:
         started = time.monotonic()
         config, directory = self.train_config(cell), self._directory(cell)
         outcome = self._bench.run(config, self.tests(cell.level), self._materials.sizes)
@@ -208,7 +208,7 @@ class Runner:
         atomic.write_text(directory / "train.flags", config_files.flag_file(config))
         atomic.write_text(directory / "seconds.txt", f"{seconds:.2f}\n")
         _write(directory / "result.npz", summary, outcome.right)
-        return Result(cell, summary, outcome.right), seconds
+        return CellResult(cell, summary, outcome.right), seconds
 
 
 def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus, mesh: Mesh) -> TrainConfig:
@@ -254,7 +254,7 @@ def _steps_of_shared(corpus: Corpus, plain: GranularityConfig, config: TrainConf
     return round(plan.num_steps * shared / expanded)
 
 
-def _summary(outcome: Outcome, fingerprint: str, sizes: Sequence[int]) -> dict[str, Any]:
+def _summary(outcome: CellOutcome, fingerprint: str, sizes: Sequence[int]) -> dict[str, Any]:
     return {
         "fingerprint": fingerprint,
         "steps": outcome.num_steps,
@@ -275,7 +275,7 @@ def _write(path: pathlib.Path, summary: dict[str, Any], right: dict[str, np.ndar
     atomic.write_bytes(path, content.getvalue())
 
 
-def _accuracies(result: Result) -> str:
+def _accuracies(result: CellResult) -> str:
     """Mean accuracy over n of every test set, by the cell's aggregation."""
     parts = []
     for name, values in result.summary["accuracy"].items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from cfprm_jax.experiments.contrasts import Family, Results, row_title
+from cfprm_jax.experiments.contrasts import ContrastFamily, Results, row_title
 from cfprm_jax.experiments.intervals import Estimate
 
 
@@ -32,7 +32,7 @@ def _rows(results: Results) -> list[tuple[str, str, str]]:
     ]
 
 
-def _gains(families: Sequence[Family]) -> dict[tuple[str, str], Estimate]:
+def _gains(families: Sequence[ContrastFamily]) -> dict[tuple[str, str], Estimate]:
     """The difference of the paper at the first level, by row and test set."""
     return {(d.row, d.test): d.estimate for family in families if family.key == "paper" for d in family.differences}
 
@@ -47,7 +47,7 @@ def signed(estimate: Estimate) -> str:
     return f"{100 * estimate.mean:+.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
-def markdown(results: Results, families: Sequence[Family]) -> str:
+def markdown(results: Results, families: Sequence[ContrastFamily]) -> str:
     """The table in Markdown, padded to read well unrendered."""
     gains = _gains(families)
     columns = [*(f"@{n}" for n in results.n), "Avg."]
@@ -79,7 +79,7 @@ def _caption(results: Results) -> str:
     )
 
 
-def latex(results: Results, families: Sequence[Family]) -> str:
+def latex(results: Results, families: Sequence[ContrastFamily]) -> str:
     """The table in LaTeX, in the columns of the paper; needs booktabs and multirow."""
     gains = _gains(families)
     width = len(results.n) + 1

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cfprm_jax.experiments.contrasts import Difference, Family, Results, row_title, title
+from cfprm_jax.experiments.contrasts import Contrast, ContrastFamily, Results, row_title, title
 from cfprm_jax.experiments.intervals import Estimate
 
 
-def page(results: Results, families: Sequence[Family], materials: Sequence[str]) -> str:
+def page(results: Results, families: Sequence[ContrastFamily], materials: Sequence[str]) -> str:
     """The text.
 
     Args:
@@ -38,7 +38,7 @@ def page(results: Results, families: Sequence[Family], materials: Sequence[str])
     return "\n\n".join("\n".join(textwrap.wrap(paragraph, 100)) for paragraph in paragraphs) + "\n"
 
 
-def _family(family: Family) -> str:
+def _family(family: ContrastFamily) -> str:
     count = len(family.differences)
     shown = [d for d in family.differences if d.estimate.sign]
     alone = [d for d in family.differences if d.estimate.low > 0 or d.estimate.high < 0]
@@ -58,7 +58,7 @@ def _family(family: Family) -> str:
     return " ".join(parts)
 
 
-def verdict(family: Family) -> str:
+def verdict(family: ContrastFamily) -> str:
     """What the pooled difference says of the family's claim."""
     pooled = family.pooled
     if pooled is None:
@@ -73,12 +73,12 @@ def verdict(family: Family) -> str:
     )
 
 
-def _extremes(differences: Sequence[Difference]) -> str:
+def _extremes(differences: Sequence[Contrast]) -> str:
     means = [100 * d.estimate.mean for d in differences]
     return f"{min(means):+.1f} to {max(means):+.1f}"
 
 
-def _precision(differences: Sequence[Difference]) -> float:
+def _precision(differences: Sequence[Contrast]) -> float:
     return float(np.median([50 * (d.estimate.high - d.estimate.low) for d in differences]))
 
 
@@ -86,7 +86,7 @@ def _points(estimate: Estimate) -> str:
     return f"{100 * estimate.mean:+.2f} [{100 * estimate.low:.2f}, {100 * estimate.high:.2f}]"
 
 
-def _named(difference: Difference) -> str:
+def _named(difference: Contrast) -> str:
     what = f"{row_title(difference.row)} on {difference.test}"
     if difference.treatment in ("c3", "c4"):
         what += f" ({title(difference.treatment)})"

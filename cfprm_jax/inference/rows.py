@@ -25,7 +25,7 @@ _CHARACTERS = 200_000
 
 
 @dataclasses.dataclass
-class Counts:
+class ScoringCounts:
     """What was done so far; solutions are all of them, and steps those with a score."""
 
     rows: int = 0
@@ -63,7 +63,9 @@ class _Group(NamedTuple):
     plan: Plan
 
 
-def score_rows(items: Iterable[SourcedRow], scorer: Scorer, counts: Counts, written: int = 0) -> Iterator[SourcedRow]:
+def score_rows(
+    items: Iterable[SourcedRow], scorer: Scorer, counts: ScoringCounts, written: int = 0
+) -> Iterator[SourcedRow]:
     """The rows with "step_scores" and "step_logits" in every solution, in their order.
 
     Of a model with a redundancy output every solution has "step_redundancy", too.
@@ -116,7 +118,7 @@ def _groups(items: Iterable[SourcedRow], scorer: Scorer, written: int) -> Iterat
 def scored_questions(questions: Iterable[Question], scorer: Scorer) -> Iterator[Question]:
     """The same questions with scores, for a table without a file in between."""
     items = ((copy.deepcopy(question.row), question.source) for question in questions)
-    for row, source in score_rows(items, scorer, Counts()):
+    for row, source in score_rows(items, scorer, ScoringCounts()):
         yield parse_question(row, source)
 
 
@@ -142,7 +144,7 @@ def _solutions(row: dict[str, Any], source: str, scorer: Scorer) -> list[_Soluti
     return [_Solution(prompt, steps, row)]
 
 
-def _scored(group: _Group, computation: Computation, counts: Counts, redundancy: bool) -> Iterator[SourcedRow]:
+def _scored(group: _Group, computation: Computation, counts: ScoringCounts, redundancy: bool) -> Iterator[SourcedRow]:
     found = iter(computation.outputs())
     for number, entry in enumerate(group.rows):
         for solution in entry.solutions:

@@ -68,7 +68,7 @@ class Sampling:
 
 
 @dataclasses.dataclass
-class Counts:
+class SamplingCounts:
     """What was done so far."""
 
     candidates: int = 0
@@ -105,7 +105,7 @@ class Sampler:
         """
         multiple = _FEWEST * (1 if mesh is None else rules.row_multiple(mesh))
         self.rows = -(-rows // multiple) * multiple
-        self.counts = Counts()
+        self.counts = SamplingCounts()
         self._policy, self._sampling, self._mesh = policy, sampling, mesh
         self._static = _Static(
             policy.config,
@@ -191,7 +191,7 @@ class _Run:
         rows: int,
         sampling: Sampling,
         stops: frozenset[int],
-        counts: Counts,
+        counts: SamplingCounts,
     ) -> None:
         self._prompts, self._candidates, self._limit = prompts, candidates, sampling.max_new_tokens
         self._stops, self._counts = np.array(sorted(stops)), counts

@@ -48,7 +48,7 @@ _ATTENTION_WIDTHS = 8
 _WIDTHS, _LONGEST = 2, 2048
 
 
-class Batch(NamedTuple):
+class ScoringBatch(NamedTuple):
     """Rows to compute together.
 
     Attributes:
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
     """What is to be computed for so many solutions."""
 
     solutions: int
-    batches: list[Batch]
+    batches: list[ScoringBatch]
 
 
 class Computation(NamedTuple):
@@ -167,7 +167,7 @@ class Scorer:
         """The batches for these solutions: all that the host does beforehand. For one thread at a time."""
         encoded = self.encoder.encode_many([(question, steps, None) for question, steps in items])
         whole = [i for i, (_, steps) in enumerate(items) if len(steps) and len(encoded[i].step_positions) == len(steps)]
-        rows: dict[int, list[Batch]] = {}
+        rows: dict[int, list[ScoringBatch]] = {}
         for length, members in self._division(encoded, whole):
             rows.setdefault(length, []).append(self._row([encoded[i] for i in members], members, length))
         batches = [batch for _, those in sorted(rows.items()) for batch in self._batches(those)]
@@ -177,7 +177,7 @@ class Scorer:
         """Hand all batches of a plan to the device."""
         return Computation(plan, [self._compute(batch) for batch in plan.batches])
 
-    def _compute(self, batch: Batch) -> jax.Array:
+    def _compute(self, batch: ScoringBatch) -> jax.Array:
         rows: tuple[Any, ...] = batch.rows
         if self._sharding is not None:
             rows = tuple(jax.make_array_from_callback(x.shape, self._sharding, x.__getitem__) for x in rows)
@@ -222,17 +222,17 @@ class Scorer:
             end = first
         return rows[::-1]
 
-    def _row(self, solutions: Sequence[Encoded], members: list[int], length: int) -> Batch:
+    def _row(self, solutions: Sequence[Encoded], members: list[int], length: int) -> ScoringBatch:
         steps = max(len(solution.step_positions) for solution in solutions)
         packed = pack(solutions, self._packing, RowShapes(((1, length),)), len(solutions), steps)
         places = np.asarray(packed.step_positions)
-        return Batch(
+        return ScoringBatch(
             (packed.tokens, packed.positions, packed.subtree_end),  # type: ignore[arg-type]
             members,
             [places[k, : len(solution.step_positions)] for k, solution in enumerate(solutions)],
         )
 
-    def _batches(self, rows: Sequence[Batch]) -> Iterator[Batch]:
+    def _batches(self, rows: Sequence[ScoringBatch]) -> Iterator[ScoringBatch]:
         """Rows of one length as batches of the row counts that there are, the largest first."""
         counts = sorted({count for count, _ in self.shapes.all()}, reverse=True)
         done = 0
@@ -251,7 +251,7 @@ def _lengths(longest: int, usual: int) -> tuple[int, ...]:
     return tuple(sorted({*lengths, last}))
 
 
-def _joined(rows: Sequence[Batch], count: int) -> Batch:
+def _joined(rows: Sequence[ScoringBatch], count: int) -> ScoringBatch:
     """Single rows as one batch of so many; those that are missing are padding."""
     length = rows[0].rows[0].shape[1]
     empty = np.zeros((count - len(rows), length), np.int32)
@@ -259,7 +259,7 @@ def _joined(rows: Sequence[Batch], count: int) -> Batch:
     arrays = [
         np.concatenate([*(row.rows[k] for row in rows), padding]) for k, padding in enumerate((empty, empty, ends))
     ]
-    return Batch(
+    return ScoringBatch(
         tuple(arrays),
         [i for row in rows for i in row.members],
         [place + number * length for number, row in enumerate(rows) for place in row.steps],

@@ -22,7 +22,7 @@ _MOST_PROCESSES = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Result:
+class BestOfNResult:
     """What bon finds.
 
     Attributes:
@@ -31,7 +31,7 @@ class Result:
     """
 
     outcome: dict[str, Any]
-    page: page.Data
+    page: page.PageData
 
     @property
     def summary(self) -> str:
@@ -39,7 +39,9 @@ class Result:
         return results.summary(self.outcome)
 
 
-def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Iterable[Question] | None = None) -> Result:
+def evaluate(
+    questions: Iterable[Question], config: BonConfig, questions2: Iterable[Question] | None = None
+) -> BestOfNResult:
     """All that the command finds, for scored candidates from a file or from memory.
 
     Args:
@@ -49,7 +51,7 @@ def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Itera
       UserError: a question has fewer candidates than the largest n, a candidate was never scored, the grader has
         nothing to go by, or the two systems have different questions.
     """
-    collector, steps = page.Collector(config.report_questions), diagnostics.Collector()
+    collector, steps = page.PageCollector(config.report_questions), diagnostics.Collector()
     with Grader(config.grader, config.grade_seconds, config.grade_processes or _processors()) as grader:
         pool = make_pool(collector.watch(grader.judge(_collected(questions, steps))), config.aggregation)
         best_of_n.check_sizes(pool, config.sizes)
@@ -58,7 +60,7 @@ def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Itera
     parts, members = breakdown.parts(pool)
     found = best_of_n.outcomes(pool, config.sizes, config.draws, config.seed, members)
     measured = [found]
-    comparison: list[breakdown.Difference] = []
+    comparison: list[breakdown.AccuracyDifference] = []
     if second is not None:
         second = breakdown.aligned(pool, second)
         measured.append(best_of_n.outcomes(second, config.sizes, config.draws, config.seed, members))
@@ -81,7 +83,7 @@ def evaluate(questions: Iterable[Question], config: BonConfig, questions2: Itera
         comparison,
         steps.result(),
     )
-    return Result(outcome, collector.data(pool, max(config.sizes)))
+    return BestOfNResult(outcome, collector.data(pool, max(config.sizes)))
 
 
 def _collected(questions: Iterable[Question], collector: diagnostics.Collector) -> Iterator[Question]:
@@ -100,7 +102,7 @@ def _processors() -> int:
     )
 
 
-def write(result: Result, directory: str | pathlib.Path) -> None:
+def write(result: BestOfNResult, directory: str | pathlib.Path) -> None:
     """Write everything but the picture, which takes longer than all else, into a directory that exists."""
     results.write(result.outcome, directory)
     page.write(result.outcome, result.page, pathlib.Path(directory) / results.PAGE)

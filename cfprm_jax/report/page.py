@@ -36,7 +36,7 @@ _BLOCK = 8
 _SEPARATOR = "\n\n"
 
 
-class Collector:
+class PageCollector:
     """Takes what the page shows of the questions as they pass by, so that they need not be kept."""
 
     def __init__(self, most: int) -> None:
@@ -81,7 +81,7 @@ class Collector:
         self._raw += raw
         self._open = []
 
-    def data(self, pool: Pool, n: int) -> Data:
+    def data(self, pool: Pool, n: int) -> PageData:
         """All of it, with what was chosen from the first n.
 
         Args:
@@ -108,11 +108,11 @@ class Collector:
             }
             summary["best"] = {name: int(indices[place]) for name, indices in best.items()}
             summary["majority"] = int(vote[place])
-        return Data(self._summaries, self._blocks, self._left_out, self._raw, n)
+        return PageData(self._summaries, self._blocks, self._left_out, self._raw, n)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Data:
+class PageData:
     """What the page holds of the candidates.
 
     Attributes:
@@ -149,12 +149,12 @@ def _packed(content: Any) -> tuple[str, int]:
     return base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode(), len(raw)
 
 
-def write(outcome: Mapping[str, Any], data: Data, path: str | pathlib.Path) -> None:
+def write(outcome: Mapping[str, Any], data: PageData, path: str | pathlib.Path) -> None:
     """Write the page."""
     atomic.write_text(path, _page(outcome, data))
 
 
-def _page(outcome: Mapping[str, Any], data: Data) -> str:
+def _page(outcome: Mapping[str, Any], data: PageData) -> str:
     style = f"{_temml_style()}\n{html_parts.asset('report.css')}"
     script = "\n".join(map(html_parts.asset, ("temml/temml.min.js", "report_math.js", "report.js")))
     settings = {
@@ -262,6 +262,6 @@ def _differing(outcome: Mapping[str, Any]) -> str:
     return f"<details><summary>{title}</summary>{html_parts.table(grid, 'Differences of the grader')}</details>"
 
 
-def _shown(data: Data) -> str:
+def _shown(data: PageData) -> str:
     left_out = f" {data.left_out:,} further questions are counted above but not shown here." if data.left_out else ""
     return f"Chosen means chosen among the first {data.n} candidates of a question.{left_out}"

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cfprm_jax.evaluation.best_of_n import Row
-from cfprm_jax.evaluation.breakdown import Correlation, Difference, Part
+from cfprm_jax.evaluation.best_of_n import AccuracyRow
+from cfprm_jax.evaluation.breakdown import AccuracyDifference, LengthCorrelation, Part
 from cfprm_jax.evaluation.diagnostics import Diagnostics
 from cfprm_jax.evaluation.pool import Pool
 from cfprm_jax.report import diagnostics, tables
@@ -23,8 +23,8 @@ class PartRows:
 
     part: Part
     questions: int
-    rows: Sequence[Row]
-    rows2: Sequence[Row] = ()
+    rows: Sequence[AccuracyRow]
+    rows2: Sequence[AccuracyRow] = ()
 
 
 def results(
@@ -33,8 +33,8 @@ def results(
     pool: Pool,
     parts: Sequence[PartRows],
     grading: Mapping[str, Any],
-    correlations: Sequence[Correlation],
-    comparison: Sequence[Difference] = (),
+    correlations: Sequence[LengthCorrelation],
+    comparison: Sequence[AccuracyDifference] = (),
     diagnosed: Diagnostics | None = None,
 ) -> dict[str, Any]:
     """The JSON object of results.json.
@@ -80,7 +80,7 @@ def results(
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: AccuracyRow) -> dict[str, Any]:
     return {
         "n": row.n,
         "method": row.method,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax.runtime import atomic
-from cfprm_jax.synthetic.solver import Bias, Solution, sample_bias, solve
+from cfprm_jax.synthetic.solver import Bias, SimulatedSolution, sample_bias, solve
 from cfprm_jax.synthetic.world import DAYS, Problem, WorldConfig, distinct_problems
 
 __all__ = ["SyntheticFiles", "WorldConfig", "materialise"]
@@ -113,7 +113,7 @@ def _stepwise_rows(
             }
 
 
-def until_first_mistake(solution: Solution) -> Solution:
+def until_first_mistake(solution: SimulatedSolution) -> SimulatedSolution:
     """The solution up to and with its first negative step."""
     end = solution.labels.index(0) + 1
     return dataclasses.replace(solution, steps=solution.steps[:end], labels=solution.labels[:end])

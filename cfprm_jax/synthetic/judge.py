@@ -20,7 +20,7 @@ _STATED = re.compile(rf"(?P<kind>so|answer|)=(?P<day>{_DAY})")
 _KINDS = {"so": "restate", "answer": "answer", "": "get"}
 
 
-class Judgement(NamedTuple):
+class ExactJudgement(NamedTuple):
     """What a solution is worth.
 
     Attributes:
@@ -50,7 +50,7 @@ def parse(text: str, problem: Problem, done: int) -> Step | None:
     return Step("again", DAYS.index(match["day"]), index, before, move)
 
 
-def judge(problem: Problem, texts: Sequence[str]) -> Judgement:
+def judge(problem: Problem, texts: Sequence[str]) -> ExactJudgement:
     """The exact labels and the answer of a solution."""
     steps: list[Step | None] = []
     done = 0
@@ -61,7 +61,7 @@ def judge(problem: Problem, texts: Sequence[str]) -> Judgement:
             done = step.index + 1
     told = iter(labels(problem, [step for step in steps if step is not None]))
     last = steps[-1] if steps else None
-    return Judgement(
+    return ExactJudgement(
         labels=tuple(0 if step is None else next(told) for step in steps),
         answer=last.day if last is not None and last.kind == "answer" else None,
     )

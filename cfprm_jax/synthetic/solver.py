@@ -50,7 +50,7 @@ def sample_misconceptions(share: float, config: WorldConfig, rng: np.random.Gene
 
 
 @dataclasses.dataclass(frozen=True)
-class Solution:
+class SimulatedSolution:
     """A solution of a problem: its steps, their exact labels, and the answer that it ends with."""
 
     steps: tuple[Step, ...]
@@ -93,7 +93,7 @@ def solve(
     config: WorldConfig,
     rng: np.random.Generator,
     misconceptions: Misconceptions | None = None,
-) -> Solution:
+) -> SimulatedSolution:
     """One solution, drawn from rng; misconceptions act where the bias does not."""
     steps: list[Step] = []
     days, wrong, may_review = [problem.start], -1, True
@@ -131,4 +131,4 @@ def solve(
         if config.idle_rate and rng.random() < config.idle_rate:
             steps.append(Step("idle", 0))
     steps.append(Step("answer", days[-1]))
-    return Solution(tuple(steps), labels(problem, steps), days[-1])
+    return SimulatedSolution(tuple(steps), labels(problem, steps), days[-1])

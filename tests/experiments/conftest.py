@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cfprm_jax.experiments.grid import Cell
-from cfprm_jax.experiments.runner import Result
+from cfprm_jax.experiments.runner import CellResult
 
 SIZES = (8, 64)
 
@@ -33,7 +33,7 @@ def make_results():
                             right |= {f"{test}/{a}/{s}": values for a in ("min", "last") for s in ("all", "first")}
                         cell = Cell(level, row, treatment, seed)
                         summary = {"n": list(SIZES), "steps": 10, "tokens": 1000}
-                        out.append(Result(cell, summary, right))
+                        out.append(CellResult(cell, summary, right))
         return out
 
     return make

@@ -24,7 +24,7 @@ from cfprm_jax.experiments import frontier, frontier_report
 from cfprm_jax.experiments.cell import labelled_steps
 from cfprm_jax.experiments.frontier import FrontierConfig
 from cfprm_jax.experiments.grid import Cell, frontier_cells
-from cfprm_jax.experiments.runner import Result, _frontier_config
+from cfprm_jax.experiments.runner import CellResult, _frontier_config
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.sharding import rules
 
@@ -117,7 +117,7 @@ def test_the_rate_is_chosen_on_the_validation_set(tmp_path) -> None:
             }
             auroc = {test: {"all": 0.8, "distinct": 0.9} for test in ("short", "validation")}
             done.append(
-                Result(
+                CellResult(
                     Cell("some", "bce", name, seed),
                     {"tokens": 99_000, "steps": 100, "auroc": auroc, "n": [8, 16]},
                     right,

@@ -11,7 +11,7 @@ import pytest
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference import rows as rows_module
-from cfprm_jax.inference.rows import Counts, score_rows, scored_questions, sigmoid
+from cfprm_jax.inference.rows import ScoringCounts, score_rows, scored_questions, sigmoid
 from cfprm_jax.inference.scorer import Scorer
 
 QUESTION = "start=three+two-four"
@@ -37,7 +37,7 @@ def test_candidates_get_scores_and_keep_all_else(scorer):
             {"text": " "},
         ],
     }
-    before, counts = copy.deepcopy(row), Counts()
+    before, counts = copy.deepcopy(row), ScoringCounts()
     ((scored, source),) = score_rows([(row, "c.jsonl:1")], scorer, counts)
     assert source == "c.jsonl:1"
     given, split, empty, long, blank = scored["candidates"]
@@ -47,7 +47,7 @@ def test_candidates_get_scores_and_keep_all_else(scorer):
     np.testing.assert_allclose(split["step_logits"], logits, rtol=1e-5)
     for candidate in (empty, long, blank):
         assert candidate["step_scores"] is None and candidate["step_logits"] is None
-    assert counts == Counts(rows=1, solutions=5, steps=6, empty=2, too_long=1)
+    assert counts == ScoringCounts(rows=1, solutions=5, steps=6, empty=2, too_long=1)
     for after, original in zip(scored["candidates"], before["candidates"], strict=True):
         added = {"step_scores", "step_logits"}
         assert {k: v for k, v in after.items() if k not in added} == {
@@ -63,12 +63,12 @@ def test_a_score_that_is_not_finite_names_the_row(scorer, monkeypatch):
     monkeypatch.setattr(scorer, "start", lambda plan: types.SimpleNamespace(scores=lambda: bad))
     rows = [({"prompt": QUESTION, "completions": STEPS[:number]}, f"c.jsonl:{number}") for number in (1, 2)]
     with pytest.raises(UserError, match=r"c.jsonl:2: the model gives a score that is not finite: \[1.0, nan\]"):
-        list(score_rows(rows, scorer, Counts()))
+        list(score_rows(rows, scorer, ScoringCounts()))
 
 
 def test_stepwise_rows_get_scores_and_keep_all_else(scorer):
     row = {"prompt": QUESTION, "completions": STEPS, "labels": [True, None, 0.7], "id": 5}
-    ((scored, _),) = score_rows([(dict(row), "t.jsonl:1")], scorer, Counts())
+    ((scored, _),) = score_rows([(dict(row), "t.jsonl:1")], scorer, ScoringCounts())
     assert {k: scored[k] for k in row} == row
     (logits,) = scorer.score([(QUESTION, STEPS)])
     np.testing.assert_array_equal(np.float32(scored["step_logits"]), logits)
@@ -84,7 +84,7 @@ def numbered(count, read):
 def test_rows_come_out_in_order_and_before_all_are_read(scorer, monkeypatch):
     monkeypatch.setattr(rows_module, "_SOLUTIONS", 50)
     read = []
-    scored = score_rows(numbered(300, read), scorer, Counts())
+    scored = score_rows(numbered(300, read), scorer, ScoringCounts())
     first, _ = next(scored)
     assert first["number"] == 0 and len(read) <= 200
     rest = [(row["number"], len(row["step_logits"])) for row, _ in scored]
@@ -94,8 +94,8 @@ def test_rows_come_out_in_order_and_before_all_are_read(scorer, monkeypatch):
 @pytest.mark.parametrize("written", [1, 49, 50, 51, 130, 299, 300])
 def test_what_is_written_is_left_out_and_the_rest_is_the_same_to_the_bit(scorer, monkeypatch, written):
     monkeypatch.setattr(rows_module, "_SOLUTIONS", 50)
-    whole = [row for row, _ in score_rows(numbered(300, []), scorer, Counts())]
-    counts = Counts()
+    whole = [row for row, _ in score_rows(numbered(300, []), scorer, ScoringCounts())]
+    counts = ScoringCounts()
     rest = [row for row, _ in score_rows(numbered(300, []), scorer, counts, written)]
     assert rest == whole[written:] and counts.rows == counts.solutions == 300 - written
     assert counts.steps == sum(len(row["completions"]) for row in rest)
@@ -109,13 +109,13 @@ def test_a_row_that_cannot_be_read_ends_it(scorer, monkeypatch):
         raise UserError("file ends")
 
     with pytest.raises(UserError, match="file ends"):
-        list(score_rows(items(), scorer, Counts()))
+        list(score_rows(items(), scorer, ScoringCounts()))
 
 
 @pytest.mark.parametrize("row", [{}, {"prompt": "a", "completions": "b"}, {"prompt": 1, "completions": ["b"]}])
 def test_rows_of_no_known_format_are_refused(scorer, row):
     with pytest.raises(UserError, match=r"x\.jsonl:9: neither a candidates row"):
-        list(score_rows([(row, "x.jsonl:9")], scorer, Counts()))
+        list(score_rows([(row, "x.jsonl:9")], scorer, ScoringCounts()))
 
 
 def test_questions_in_memory(scorer, world):
