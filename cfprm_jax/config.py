@@ -456,6 +456,19 @@ class LoraConfig(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class FrozenConfig(Options):
+    """Lower layers that keep their weights (docs/frozen_layers.md)."""
+
+    frozen_layers: int = option(
+        0,
+        "Number of lowest decoder layers that are not trained, and the embedding with them: no gradients, no optimizer "
+        "state, no backward pass. All layers trains the head alone; 0 freezes nothing.",
+        lower=0,
+        upper=1 << 14,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Options):
     """Optimizer: AdamW with linear warm-up and decay."""
 

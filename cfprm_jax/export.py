@@ -141,6 +141,7 @@ def _adapters(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:
         config.dtype,
         progress=_shown(ProgressLine("writing")),
         texts=_texts(config, loaded, loaded.step),
+        first_layer=loaded.partition.frozen_layers,
     )
 
 

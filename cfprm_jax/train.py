@@ -24,7 +24,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -47,7 +47,7 @@ from cfprm_jax.run import evaluation, inputs, loop, validate
 from cfprm_jax.run.inputs import LogLine, Network, Sources
 from cfprm_jax.run.metrics import Log, MetricLog, Progress, SilentLog
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.run.setup import Adapted, Setup, setup
+from cfprm_jax.run.setup import Setup, setup
 from cfprm_jax.runtime import config_files, devices, digests, disk, distributed, out_of_memory
 from cfprm_jax.runtime.distributed import Processes, StopVote
 from cfprm_jax.runtime.progress import duration
@@ -109,8 +109,8 @@ def run_on(
     # Where it runs is no part of a run, which may go on anywhere.
     kept = dataclasses.replace(config, distributed=DistributedConfig())
     made = setup(config, mesh, sources, log=say, turns=processes.one_after_the_first)
-    network, data, num_steps, built, adapted = made.network, made.data, made.num_steps, made.program, made.adapted
-    own = fingerprint(config, data.loader, num_steps, adapted, model_content(sources, network.raw))
+    network, data, num_steps, built = made.network, made.data, made.num_steps, made.program
+    own = fingerprint(config, data.loader, num_steps, made.frozen, model_content(sources, network.raw))
     # Another mesh or another time to evaluate in one process would leave the others waiting for it.
     processes.require_equal("what is trained", {**config_files.as_dict(kept), **own, "JAX": jax.__version__})
     watch = out_of_memory.Watch(config.model, config.optimizer, config.packing)
@@ -187,7 +187,7 @@ def write_description(config: TrainConfig, output_dir: pathlib.Path, made: Setup
         config.loss,
         config.granularity,
         made.sources.model,
-        None if made.adapted is None else made.adapted.record,
+        made.frozen,
     )
 
 
@@ -222,7 +222,7 @@ def end_by_signal(config: TrainConfig, processes: Processes, received: signal.Si
 def step_flops(network: Network, batch: Batch) -> float:
     """What the network needs for a training step on a batch."""
     pairs = flops.visible_pairs(batch.packed, batch.tokens_computed)
-    return flops.train_flops(network.config, batch.tokens_computed, pairs, frozen=network.adapters is not None)
+    return flops.train_flops(network.config, batch.tokens_computed, pairs, network.partition)
 
 
 def peak_flops(config: TrainConfig, chosen: Sequence[jax.Device]) -> float | None:
@@ -270,7 +270,7 @@ def model_content(sources: Sources, raw: dict[str, Any]) -> str | None:
 
 
 def fingerprint(
-    config: TrainConfig, loader: Loader, num_steps: int, adapted: Adapted | None, model: str | None
+    config: TrainConfig, loader: Loader, num_steps: int, frozen: Mapping[str, Any], model: str | None
 ) -> dict[str, Any]:
     """What must be the same for a run to go on: the data, and the options that the result depends on."""
     options = (
@@ -279,11 +279,12 @@ def fingerprint(
     # Where and in how many parts a step is computed changes rounding at most.
     for name in ("attention", "remat", "accumulation", "deterministic"):
         del options[name]
-    if adapted is not None:
-        options |= {
-            **config_files.as_dict(config.lora),
-            "weights of the backbone": adapted.record["backbone_fingerprint"],
-        }
+    for record in frozen.values():
+        options["weights of the backbone"] = record["backbone_fingerprint"]
+    if config.lora.lora_rank:
+        options |= config_files.as_dict(config.lora)
+    if config.frozen.frozen_layers:
+        options["frozen_layers"] = config.frozen.frozen_layers
     return {**loader.fingerprint, **options, MODEL_CONTENT: model, "steps of the run": num_steps}
 
 

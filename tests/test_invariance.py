@@ -230,7 +230,7 @@ class TrainStep:
             tx=tx,
             schedule=lambda _: 1.0,
         )
-        self.step = step.jit_train_step(pure, self.state_shardings, place)
+        self.step = step.jit_train_step(lambda state, batch, _: pure(state, batch), self.state_shardings, place)
 
     def __call__(self, batch: PackedBatch) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradients."""
@@ -239,7 +239,7 @@ class TrainStep:
         placed = rules.put_batch(batch, self.batch_shardings)
         # Barely optimised, as above.
         compiled = self.step.lower(state, placed).compile({"xla_backend_optimization_level": 0})
-        state, metrics = compiled(state, placed)
+        state, metrics = compiled(state, placed, {})
         return float(metrics["loss"]), {name: np.asarray(leaf) for name, leaf in walk(state.opt_state)}
 
 

@@ -90,7 +90,7 @@ class Setup:
         self.shardings = step.state_shardings(self.tx, self.param_shardings, self.mesh)
         self.batch_shardings = rules.batch_shardings(self.mesh)
         self.loss = losses.loss_function(LossConfig(loss=loss))
-        pure = functools.partial(
+        self.pure = functools.partial(
             step.train_step,
             forward=self.forward,
             loss=self.loss,
@@ -98,7 +98,7 @@ class Setup:
             tx=self.tx,
             schedule=self.schedule,
         )
-        self.step = step.jit_train_step(pure, self.shardings, self.mesh)
+        self.step = step.jit_train_step(lambda state, batch, _: self.pure(state, batch), self.shardings, self.mesh)
 
     def forward(self, params, tokens, positions, subtree_end):
         if self.network == "toy":

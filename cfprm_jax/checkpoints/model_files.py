@@ -32,16 +32,16 @@ def write_model(
     loss: LossConfig,
     granularity: GranularityConfig,
     source: pathlib.Path | None = None,
-    lora: Mapping[str, Any] | None = None,
+    frozen: Mapping[str, Any] | None = None,
 ) -> None:
     """model/: all that scoring and export need beside the weights.
 
     Args:
       backbone_config: config.json of the backbone as it was read.
       source: directory of the backbone, whose generation_config.json is kept if it has one.
-      lora: adapters and where their backbone is, of a run that trains adapters.
+      frozen: what is frozen, and where its weights are (:func:`cfprm_jax.checkpoints.frozen.record`).
     """
-    prm = prm_file.described(model, encoding, loss, granularity, marker_origin(tokenizer), lora)
+    prm = prm_file.described(model, encoding, loss, granularity, marker_origin(tokenizer), frozen)
     with atomic.updated_directory(output_dir / MODEL) as directory:
         save_tokenizer(tokenizer, directory)
         atomic.write_json(directory / "config.json", backbone_config)
@@ -77,10 +77,11 @@ def check_model(directory: pathlib.Path) -> None:
 
 
 def _model_digest(path: pathlib.Path) -> str:
-    """The digest of a file of model/. In prm.json the place of the adapters' backbone is excluded: it may be moved."""
+    """The digest of a file of model/. In prm.json the place of the frozen weights is excluded: they may be moved."""
     if path.name == PRM_FILE:
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             prm = json.loads(path.read_text(encoding="utf-8"))
             lora = prm.get("lora") and {**prm["lora"], "backbone": None}
-            return digests.of_json({**prm, "lora": lora})
+            frozen = {"frozen": {**prm["frozen"], "backbone": None}} if "frozen" in prm else {}
+            return digests.of_json({**prm, "lora": lora, **frozen})
     return digests.of_file(path)

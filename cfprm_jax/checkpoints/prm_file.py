@@ -39,13 +39,13 @@ def described(
     loss: LossConfig,
     granularity: GranularityConfig,
     renamed_from: str | None = None,
-    lora: Mapping[str, Any] | None = None,
+    frozen: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The object of prm.json of a run.
 
     Args:
       renamed_from: the token that the marker was in the backbone's tokenizer, if it had another name.
-      lora: adapters and where their backbone is, of a run that trains adapters.
+      frozen: what is frozen, and where its weights are (:func:`cfprm_jax.checkpoints.frozen.record`).
     """
     prm: dict[str, Any] = {
         "head": model.head,
@@ -59,6 +59,4 @@ def described(
     }
     if renamed_from is not None:
         prm[RENAMED_FROM] = renamed_from
-    if lora is not None:
-        prm["lora"] = dict(lora)
-    return prm
+    return prm | dict(frozen or {})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 
 from cfprm_jax.data.distinct import DistinctSteps
 from cfprm_jax.data.partition import Forest, longest_first, separate_forest, shared_forest
@@ -39,6 +39,7 @@ class PackedBatch(NamedTuple):
       distinct: which steps are one, and which trajectories answer one question. A loader always gives it; only what is
         over distinct steps or questions reads it.
       redundancy: the second target of each step that counts, NaN elsewhere; None in a run without a redundancy output.
+      hidden: the residual stream after the frozen layers, where it is cached (:mod:`.trunk_cache`); 0 in the padding.
     """
 
     tokens: Int32[Array, "rows length"]
@@ -48,6 +49,7 @@ class PackedBatch(NamedTuple):
     labels: Float32[Array, "trajectories steps"]
     distinct: DistinctSteps | None = None
     redundancy: Float32[Array, "trajectories steps"] | None = None
+    hidden: Float[Array, "rows length embed"] | None = None
 
 
 def forest_of(encoded: Sequence[Encoded], packing: str) -> Forest:

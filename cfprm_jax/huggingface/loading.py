@@ -31,6 +31,7 @@ from cfprm_jax.models.parameters import (
     init_param,
     lookup,
     map_specs,
+    map_tree,
     param_dtype,
     param_specs,
     walk,
@@ -147,6 +148,7 @@ def load_params(
     head_key: jax.Array | None = None,
     head: Params | None = None,
     conversions: Params | None = None,
+    specs: Params | None = None,
 ) -> tuple[dict[str, Any], LoadReport]:
     """The parameters of a process reward model from a Hugging Face directory.
 
@@ -161,6 +163,8 @@ def load_params(
       head: float32 values of a linear head that the directory holds under other names (see published_heads).
       conversions: nested dict of the parameters' structure: what each of them becomes as it is loaded, which then
         stands in its place in the result.
+      specs: nested dict of ParamSpec of the parameters to load, where these are a part of them; shardings and
+        conversions have its structure, and so has the result. The whole directory is checked all the same.
 
     Raises:
       UserError: listing every tensor that is missing, unknown, held twice, of another shape or of another type, and
@@ -190,7 +194,7 @@ def load_params(
             value = jax.jit(lambda key: init_param(path, spec, key, dtype), out_shardings=sharding)(head_key)
         return value if conversion is None else conversion(value)
 
-    params = map_specs(one, config)
+    params = map_specs(one, config) if specs is None else map_tree(one, specs)
     outputs = [
         stored[spec.hf_name] for _, spec in walk(param_specs(as_stored)) if spec.hf_name in stored and _is_output(spec)
     ]

@@ -44,29 +44,32 @@ def export_adapters(
     *,
     progress: Callable[[int, int], None] | None = None,
     texts: Mapping[str, str] | None = None,
+    first_layer: int = 0,
 ) -> ExportReport:
     """Write adapters and head as a directory that peft.PeftModel.from_pretrained loads, with tokenizer and prm.json.
 
     Args:
-      trainable: of the structure of trainable_specs(config, lora), with a linear head.
+      trainable: of the structure of trainable_specs(config, lora, first_layer), with a linear head.
       backbone: hub name or directory of what the adapters belong to.
+      first_layer: the layers below it have no adapters.
       Others as of hf_export.export, with the same errors.
     """
     directory = pathlib.Path(directory)
     check_export(directory, config, PEFT_ADAPTER, dtype)
     stored = EXPORT_DTYPES[dtype]
-    tensors = list(_plan(trainable, config, lora, stored))
-    described = {CONFIG: adapter_config(lora, backbone)}
+    tensors = list(_plan(trainable, config, lora, stored, first_layer))
+    described = {CONFIG: adapter_config(lora, backbone, range(first_layer, config.backbone.num_hidden_layers))}
     with new_directory(directory, config, tokenizer, encoding, described, texts or {}) as partial:
         write_file(partial / WEIGHTS, tensors, stored, counter(tensors, stored, progress))
     return ExportReport.of([WEIGHTS], tensors, stored)
 
 
-def adapter_config(lora: Lora, backbone: str) -> dict[str, Any]:
+def adapter_config(lora: Lora, backbone: str, layers: range = range(0)) -> dict[str, Any]:
     """adapter_config.json.
 
     Args:
       backbone: hub name or directory of what the adapters belong to.
+      layers: those that have adapters; from 0, or empty, all.
     """
     return {
         "peft_type": "LORA",
@@ -83,12 +86,13 @@ def adapter_config(lora: Lora, backbone: str) -> dict[str, Any]:
         "init_lora_weights": True,
         "use_dora": False,
         "use_rslora": False,
+        **({"layers_to_transform": list(layers), "layers_pattern": "layers"} if layers.start else {}),
     }
 
 
-def _plan(trainable: Params, config: PRMConfig, lora: Lora, stored: str) -> Iterator[PlannedTensor]:
+def _plan(trainable: Params, config: PRMConfig, lora: Lora, stored: str, first_layer: int) -> Iterator[PlannedTensor]:
     dtype = DTYPES[stored]
-    for path, spec in walk(trainable_specs(config, lora)["backbone"], "backbone."):
+    for path, spec in walk(trainable_specs(config, lora, first_layer)["backbone"], "backbone."):
         leaf = lookup(trainable, path)
         for layer, name in enumerate(spec.hf_names()):
             yield PlannedTensor(name, spec.shape[1:], functools.partial(pieces, leaf, dtype, layer))

@@ -13,7 +13,7 @@ import jax
 import transformers
 from jax.sharding import Mesh
 
-from cfprm_jax.checkpoints import adapters, checksums, orbax_files, saving, stored_params
+from cfprm_jax.checkpoints import checksums, frozen, orbax_files, saving, stored_params
 from cfprm_jax.checkpoints.model_files import MODEL, check_model
 from cfprm_jax.checkpoints.prm_file import PRM_FILE, read_prm
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
@@ -22,10 +22,10 @@ from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.compute_dtype import compute_dtype
-from cfprm_jax.models import lora
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.models.parameters import abstract_params, abstract_tree, param_specs
+from cfprm_jax.models.parameters import abstract_tree
+from cfprm_jax.models.partition import Partition
 from cfprm_jax.sharding import rules
 
 Log = Callable[[str], None]
@@ -83,17 +83,14 @@ def load_for_inference(
     mesh = mesh or rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     backend = rules.attention_backend(attention, mesh, backbone, dtype)
     config = PRMConfig(backbone, meta["head"], dtype, backend, "none", meta.get("redundancy", False))
-    if "lora" in meta:
-        specs = lora.trainable_specs(config, adapters.from_record(meta["lora"]))
-        abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))
-        trainable, step = _read_params(run, steps, abstract, log)
-        params = adapters.merged(meta["lora"], trainable, config, dtype, mesh)
-    else:
-        shardings = rules.param_shardings(mesh, param_specs(config))
-        params, step = _read_params(run, steps, abstract_params(config, dtype, shardings), log)
+    partition = frozen.partition_of(meta, config)
+    specs = partition.trainable
+    own = dtype if partition.lora is None else "float32"
+    abstract = abstract_tree(specs, own, rules.param_shardings(mesh, specs))
+    trainable, step = _read_params(run, steps, abstract, log)
     return LoadedPRM(
         config=config,
-        params=params,
+        params=frozen.whole(meta, trainable, config, dtype, mesh),
         tokenizer=load_tokenizer(model, encoding.marker, backbone.vocab_size),
         encoding=encoding,
         meta={**meta, "step": step},
@@ -105,12 +102,18 @@ class LoadedAdapters:
     """Trained adapters and reward head of a run, not merged into the backbone."""
 
     config: PRMConfig
-    adapters: Lora
+    partition: Partition
     backbone: pathlib.Path
     trainable: Any
     step: int
     tokenizer: transformers.PreTrainedTokenizerBase
     encoding: EncodingConfig
+
+    @property
+    def adapters(self) -> Lora:
+        """Rank, scale and targets."""
+        assert self.partition.lora is not None
+        return self.partition.lora
 
 
 def load_adapters(path: str | pathlib.Path, log: Log = warn) -> LoadedAdapters:
@@ -128,15 +131,15 @@ def load_adapters(path: str | pathlib.Path, log: Log = warn) -> LoadedAdapters:
         raise UserError(f"{run} is not a run with adapters (train --lora_rank)")
     backbone, _ = loading.read_config(run / MODEL)
     config = PRMConfig(backbone, meta["head"], redundancy=meta.get("redundancy", False))
-    own = adapters.from_record(meta["lora"])
-    specs = lora.trainable_specs(config, own)
+    partition = frozen.partition_of(meta, config)
+    specs = partition.trainable
     mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
     abstract = abstract_tree(specs, shardings=rules.param_shardings(mesh, specs))
     trainable, step = _read_params(run, steps, abstract, log)
     return LoadedAdapters(
         config=config,
-        adapters=own,
-        backbone=adapters.backbone_directory(meta["lora"]),
+        partition=partition,
+        backbone=frozen.backbone_directory(meta["lora"]),
         trainable=trainable,
         step=step,
         tokenizer=load_tokenizer(run / MODEL, encoding.marker, backbone.vocab_size),

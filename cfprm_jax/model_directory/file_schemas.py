@@ -84,6 +84,12 @@ ROPE = {
 
 GENERATION = {"eos_token_id": optional(either(_ID, list_of(_ID, 0, 1000)))}
 
+_FROZEN_WEIGHTS = {
+    "backbone": required(text(4096, empty=False)),
+    "backbone_dtype": required(one_of("bfloat16", "float32")),
+    "backbone_fingerprint": required(text(1000)),
+}
+
 PRM = {
     "head": required(one_of("linear", "mlp")),
     "encoding": required(
@@ -104,12 +110,12 @@ PRM = {
                 "targets": required(
                     list_of(one_of("query", "key", "value", "output", "gate", "up", "down"), 1, 7),
                 ),
-                "backbone": required(text(4096, empty=False)),
-                "backbone_dtype": required(one_of("bfloat16", "float32")),
-                "backbone_fingerprint": required(text(1000)),
+                "frozen_layers": may_lack(whole(1, 1 << 17)),
+                **_FROZEN_WEIGHTS,
             }
         )
     ),
+    "frozen": may_lack(record({"layers": required(whole(1, 1 << 17)), **_FROZEN_WEIGHTS})),
 }
 
 

@@ -78,10 +78,13 @@ def parse(rank: int, alpha: float, targets: Sequence[str]) -> Lora | None:
     return Lora(rank, alpha, tuple(name for name in TARGETS if name in names))
 
 
-def trainable_specs(config: PRMConfig, lora: Lora) -> dict[str, Any]:
+def trainable_specs(config: PRMConfig, lora: Lora, first_layer: int = 0) -> dict[str, Any]:
     """Specs of what is trained: an adapter for each target, {"lora_a", "lora_b"} in place of its kernel, and the head.
 
     hf_name is the tensor of an adapter in PEFT's files.
+
+    Args:
+      first_layer: the layers below it have no adapters.
     """
     specs = param_specs(config)
     adapters: dict[str, Any] = {}
@@ -89,7 +92,7 @@ def trainable_specs(config: PRMConfig, lora: Lora) -> dict[str, Any]:
         *above, leaf = path.split(".")
         if leaf == "kernel" and above[-1] in lora.targets:
             place = functools.reduce(lambda tree, key: tree.setdefault(key, {}), above, adapters)
-            place |= _adapter(spec, lora.rank)
+            place |= _adapter(spec.layers(first_layer, spec.shape[0]), lora.rank)
     return {"backbone": adapters, "head": specs["head"]}
 
 
@@ -102,7 +105,8 @@ def _adapter(kernel: ParamSpec, rank: int) -> dict[str, ParamSpec]:
     second = ParamSpec(
         (layers, out, rank), ("layers", out_axis, None), "matrix", jax.nn.initializers.zeros, f"{name}lora_B.weight"
     )
-    return {"lora_a": first, "lora_b": second}
+    from_layer = functools.partial(dataclasses.replace, first_layer=kernel.first_layer)
+    return {"lora_a": from_layer(first), "lora_b": from_layer(second)}
 
 
 def _kaiming_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
@@ -139,12 +143,15 @@ def merge(config: PRMConfig, frozen: Params, trainable: Params, lora: Lora, dtyp
     """The parameters of a model without adapters that computes the same: W + (alpha / r) B A.
 
     Summed in float32 and rounded to dtype once. frozen is used up: each of its kernels makes room for the merged one.
+    Of a part of the network (:mod:`cfprm_jax.models.partition`) it gives that part.
     """
     both = combine(frozen, trainable, 1.0)
 
     def over(tree: Mapping[str, Any], specs: Mapping[str, Any]) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key, spec in specs.items():
+            if key not in tree:
+                continue
             if isinstance(spec, Mapping):
                 out[key] = over(tree[key], spec)
             elif key == "kernel" and "lora_a" in tree:

@@ -43,6 +43,7 @@ class ParamSpec:
         another parameter's.
       dtype: a fixed type, or None to follow the run. The reward head is float32 always: it is small, and its output
         is what everything is ranked by.
+      first_layer: of a stacked parameter, the layer of the network that index 0 is.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +53,7 @@ class ParamSpec:
     hf_name: str
     hf_form: str = "same"
     dtype: str | None = None
+    first_layer: int = 0
 
     @property
     def stacked(self) -> bool:
@@ -62,7 +64,12 @@ class ParamSpec:
         """The tensors that hold it, in the order of the layers."""
         if not self.stacked:
             return [self.hf_name]
-        return [self.hf_name.format(layer=layer) for layer in range(self.shape[0])]
+        first = self.first_layer
+        return [self.hf_name.format(layer=layer) for layer in range(first, first + self.shape[0])]
+
+    def layers(self, first: int, end: int) -> ParamSpec:
+        """Layers first .. end - 1 of a stacked parameter."""
+        return dataclasses.replace(self, shape=(end - first, *self.shape[1:]), first_layer=self.first_layer + first)
 
 
 def param_specs(config: PRMConfig) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from cfprm_jax import losses
 from cfprm_jax.config import LossConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.models import parameters, prm
-from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.partition import Partition
 from cfprm_jax.training import step
 
 
 def saved_bytes(
-    network: PRMConfig,
+    partition: Partition,
     loss: LossConfig,
     params: Any,
     batch: PackedBatch,
@@ -38,11 +38,12 @@ def saved_bytes(
     Parameters are not counted, nor copies of them in another type: neither are activations.
 
     Args:
-      params: abstract arrays of the types that the network computes with.
+      params: abstract arrays of what is trained, of the types that the network computes with.
       batch: abstract arrays of a whole batch.
       mesh: devices along each axis.
     """
-    net, tensor = network.backbone, mesh["tensor"]
+    network, tensor = partition.network, mesh["tensor"]
+    net = network.backbone
     local = dataclasses.replace(
         network,
         backbone=dataclasses.replace(
@@ -53,23 +54,28 @@ def saved_bytes(
         ),
     )
     rows = max(batch.tokens.shape[0] // (mesh["data"] * mesh["fsdp"] * accumulation), 1)
-    shapes = jax.tree.map(lambda x: x.shape, parameters.abstract_params(local))
-    weights = jax.tree.map(lambda p, shape: jax.ShapeDtypeStruct(shape, p.dtype), params, shapes)
+    parts = dataclasses.replace(partition, network=local)
+    weights = jax.tree.map(
+        lambda p, own: jax.ShapeDtypeStruct(own.shape, p.dtype), params, parameters.abstract_tree(parts.trainable)
+    )
+    frozen = parameters.abstract_tree(parts.frozen, network.dtype)
     own_rows: Any = jax.ShapeDtypeStruct((rows, batch.tokens.shape[1]), jnp.int32)
     part = batch._replace(tokens=own_rows, positions=own_rows, subtree_end=own_rows)
     forward, loss_function = functools.partial(prm.apply, local), losses.loss_function(loss)
 
-    def kept(weights: Any, part: PackedBatch) -> Any:
+    def kept(weights: Any, part: PackedBatch, frozen: Any) -> Any:
+        own = step.bound(forward, parts.join, frozen)
+
         def objective(weights: Any) -> jax.Array:
-            z, _ = step.outputs(step.step_logits(forward, weights, part))
+            z, _ = step.outputs(step.step_logits(own, weights, part))
             return loss_function(z, jnp.asarray(part.labels), part.distinct)[0]
 
         return jax.tree.leaves(jax.vjp(objective, weights)[1])
 
-    program = jax.make_jaxpr(kept)(weights, part).jaxpr
+    program = jax.make_jaxpr(kept)(weights, part, frozen).jaxpr
     # The layers are one scan, whose outputs beside the carry are stacked over layers.
     scans = [equation for equation in program.eqns if equation.primitive.name == "scan"]
     stacked = {id(v) for scan in scans for v in scan.outvars[scan.params["num_carry"] :]}
     residuals = {id(v): v.aval for v in program.outvars if id(v) in stacked}
-    weight_shapes = {x.shape for x in jax.tree.leaves(weights)}
+    weight_shapes = {x.shape for x in jax.tree.leaves((weights, frozen))}
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in residuals.values() if x.shape not in weight_shapes)

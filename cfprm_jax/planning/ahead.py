@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,8 +70,9 @@ class Memory:
     """Bytes on each device.
 
     Attributes:
-      parameters, optimizer, batch: arguments of the step; the first two are updated in place.
-      gradients: of all parameters at once, as clipping by their norm needs them, with their sum under gradient
+      parameters, optimizer, frozen, batch: arguments of the step; the first two are updated in place, and frozen are
+        the parameters that are not trained.
+      gradients: of all trained parameters at once, as clipping by their norm needs them, with their sum under gradient
         accumulation.
       activations: what the forward pass keeps of every layer for the backward pass (:mod:`.activations`).
       temporaries: the rest of what the compiler plans: what a layer, the head, the embedding's gradient or the
@@ -86,6 +87,7 @@ class Memory:
     activations: int
     temporaries: int
     total: int
+    frozen: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +143,14 @@ def compile_step(planned: PlannedStep, accelerator: Gpu | Tpu) -> Compiled:
     built = build_for(planned, accelerator)
     mesh, tokens, accumulation = built.mesh, planned.rows * planned.length, planned.config.optimizer.accumulation
     batch = _abstract_batch(planned, built)
-    state, jitted = built.abstract_state(), cast(Any, built.train_step)
+    state = built.abstract_state()
     started = time.perf_counter()
-    lowered = jitted.lower(state, batch)
+    lowered = built.train_step.lower(state, batch)
     traced = time.perf_counter()
     fixed = {
         "parameters": bytes_on_a_device(state.params),
         "optimizer": bytes_on_a_device((state.opt_state, state.step)),
+        "frozen": bytes_on_a_device(built.frozen),
         "gradients": bytes_on_a_device(state.params) * (1 if accumulation == 1 else 2),
         "batch": bytes_on_a_device(batch),
     }
@@ -156,7 +159,7 @@ def compile_step(planned: PlannedStep, accelerator: Gpu | Tpu) -> Compiled:
     text = CompiledText("" if compiled is None else _program_text(compiled, accelerator))
     net = built.network
     saved = activations.saved_bytes(
-        net, planned.config.loss, state.params, batch, mesh=mesh.shape, accumulation=accumulation
+        built.partition, planned.config.loss, state.params, batch, mesh=mesh.shape, accumulation=accumulation
     )
     rest = max(total - sum(fixed.values()), 0)
     saved = min(saved, rest)  # where XLA keeps less than JAX gives it
@@ -172,16 +175,17 @@ def compile_step(planned: PlannedStep, accelerator: Gpu | Tpu) -> Compiled:
         aliased=text.aliased(),
         attention_kernels=text.attention_kernels(),
         collectives=text.collectives(),
-        model_flops=flops.train_flops(net, tokens, tokens * (planned.length + 1) // 2),
+        model_flops=flops.train_flops(net, tokens, tokens * (planned.length + 1) // 2, built.partition),
         tokens=tokens,
     )
 
 
 def least_bytes(planned: PlannedStep, accelerator: Gpu | Tpu) -> int:
     """Bytes on each device of state and gradients alone: what does not fit here need not be compiled."""
-    state = build_for(planned, accelerator).abstract_state()
+    built = build_for(planned, accelerator)
+    state = built.abstract_state()
     gradients = 1 if planned.config.optimizer.accumulation == 1 else 2
-    return bytes_on_a_device(state) + bytes_on_a_device(state.params) * gradients
+    return bytes_on_a_device((state, built.frozen)) + bytes_on_a_device(state.params) * gradients
 
 
 def round_rows(rows: int, mesh: str, num_devices: int, accumulation: int) -> int:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cfprm_jax.huggingface.to_devices import load_program
+from cfprm_jax.huggingface.to_devices import Conversion, load_program
 from cfprm_jax.models.parameters import lookup, param_dtype, walk
 from cfprm_jax.planning import ahead
 from cfprm_jax.planning.accelerators import Gpu, Tpu
@@ -47,14 +47,20 @@ def _random(built: Program) -> Start:
 
 
 def _loading(built: Program) -> Start:
-    """One parameter after another, beside those that are there already."""
+    """One parameter after another, beside those that are there already: the frozen ones, then what is trained."""
     conversions = built.tx.conversions(built.param_shardings)
     peak, held = Start(0, ""), 0
     known: dict[Any, int] = {}  # parameters of one shape have one program
-    for name, spec in walk(built.specs):
-        sharding, conversion = lookup(built.param_shardings, name), lookup(conversions, name)
-        dtype = np.dtype(param_dtype(spec, jnp.float32))
-        alike = (spec.shape, spec.stacked, sharding, built.tx.formats[name])
+    trained = {name for name, _ in walk(built.specs)}
+    for name, spec in [*walk(built.partition.frozen), *walk(built.specs)]:
+        if name in trained:
+            sharding, conversion = lookup(built.param_shardings, name), lookup(conversions, name)
+            dtype, held_as = np.dtype(param_dtype(spec, jnp.float32)), built.tx.formats[name]
+        else:
+            leaf = lookup(built.frozen, name)
+            sharding, dtype, held_as = leaf.sharding, leaf.dtype, None
+            conversion = Conversion(lambda x: x, sharding)
+        alike = (spec.shape, spec.stacked, sharding, held_as)
         if alike not in known:
             program, arguments, under_way = load_program(spec, dtype, sharding, conversion)
             _, own, _ = ahead.compile_lowered(program.lower(*arguments))

@@ -49,7 +49,9 @@ def plan(config: PlanConfig, log: Callable[[str], None]) -> Verdict:
     accelerator = ACCELERATORS[config.plan.accelerator]
     planned = request.planned_step(config)
     options = config.train
-    log(f"model       {describe_backbone(planned.backbone)}, {options.model.head} head")
+    layers = options.frozen.frozen_layers
+    frozen = f", the first {layers} layers frozen" if layers else ""
+    log(f"model       {describe_backbone(planned.backbone)}, {options.model.head} head{frozen}")
     log(
         f"step        {planned.rows} rows of {planned.length} tokens, --optimizer={options.optimizer.optimizer} "
         f"--accumulation={options.optimizer.accumulation} --remat={options.model.remat} --dtype={options.model.dtype}"
@@ -104,7 +106,8 @@ def lines(verdict: Verdict) -> list[str]:
         f"arithmetic  {compiled.model_flops:.3e} FLOPs a step, "
         f"{compiled.model_flops / compiled.tokens / 1e9:.2f} GFLOPs a token of full causal rows{ideally}"
     )
-    names = ("parameters", "optimizer", "gradients", "activations", "temporaries", "batch")
+    names = ["parameters", "optimizer", "gradients", "activations", "temporaries", "batch"]
+    names += ["frozen"] if memory.frozen else []
     out.append(f"memory      a device: {', '.join(f'{name} {_gib(getattr(memory, name))}' for name in names)}")
     begun = verdict.start
     out.append(f"start       {_gib(begun.total)} at most before the first step, {begun.what}")

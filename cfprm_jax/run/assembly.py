@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from cfprm_jax.models import lora
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
-from cfprm_jax.models.lora import Lora
+from cfprm_jax.models.partition import Partition
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program
@@ -32,9 +32,14 @@ def define_network(config: TrainConfig, backbone: BackboneConfig, mesh: Mesh) ->
     return PRMConfig(backbone, model.head, model.dtype, attention, model.remat, config.loss.redundancy)
 
 
-def adapters_of(config: TrainConfig) -> Lora | None:
-    """The adapters of a run; None trains the whole network."""
-    return lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
+def partition_of(config: TrainConfig, network: PRMConfig) -> Partition:
+    """What of the network a run trains.
+
+    Raises:
+      UserError: more layers are frozen than there are, or none is left for adapters.
+    """
+    adapters = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
+    return Partition(network, config.frozen.frozen_layers, adapters)
 
 
 def build_program(
@@ -53,12 +58,14 @@ def build_program(
     Raises:
       UserError: the mesh does not divide a parameter's dimension, or options that exclude each other.
     """
+    partition = partition_of(config, network)
     return build(
         network,
         config.loss,
         config.optimizer,
         num_steps,
         mesh,
-        adapters_of(config),
+        partition.lora,
         config.model.deterministic,
+        partition.frozen_layers,
     )

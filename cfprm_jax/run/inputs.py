@@ -15,7 +15,7 @@ from cfprm_jax.evaluation.options import parse_sizes
 from cfprm_jax.huggingface import loading
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.lora import Lora
+from cfprm_jax.models.partition import Partition
 from cfprm_jax.run import assembly, warm_start
 from cfprm_jax.run.options import SYNTHETIC, TrainConfig
 from cfprm_jax.sharding import rules
@@ -39,7 +39,7 @@ class Network(NamedTuple):
 
     config: PRMConfig
     raw: dict[str, Any]  # the backbone's config.json
-    adapters: Lora | None  # None: the whole network is trained
+    partition: Partition  # what of it is trained
 
 
 def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
@@ -77,11 +77,15 @@ def adopt_prm_options(config: TrainConfig, sources: Sources, log: LogLine) -> Tr
 
 
 def open_network(config: TrainConfig, sources: Sources, mesh: Mesh) -> Network:
-    """The shape of the network, before any weight is read. UserError for a mesh that does not divide it."""
+    """The shape of the network, before any weight is read.
+
+    Raises:
+      UserError: a mesh that does not divide it, or more frozen layers than it has.
+    """
     backbone, raw = loading.read_config(sources.model)
     network = assembly.define_network(config, backbone, mesh)
     rules.param_shardings(mesh, parameters.param_specs(network))
-    return Network(network, raw, assembly.adapters_of(config))
+    return Network(network, raw, assembly.partition_of(config, network))
 
 
 def open_candidates(path: str, sizes: tuple[str, ...]) -> list[Question]:

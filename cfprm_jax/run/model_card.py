@@ -323,6 +323,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if options.get("batch_tokens"):
         size = f"at most {options['batch_tokens']:,} computed tokens, trajectories"
     yield "batch", f"{size} of at most {options['max_length']:,} tokens"
+    if options.get("frozen_layers"):
+        yield "frozen", f"the embedding and the first {options['frozen_layers']} layers"
     if options.get("lora_rank"):
         targets = ", ".join(options["lora_targets"])
         yield "adapters", f"rank {options['lora_rank']}, alpha {options['lora_alpha']:g}, on {targets}"

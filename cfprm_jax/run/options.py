@@ -10,6 +10,7 @@ from cfprm_jax.config import (
     DistributedConfig,
     EncodingConfig,
     EvalConfig,
+    FrozenConfig,
     GranularityConfig,
     LoraConfig,
     LossConfig,
@@ -48,6 +49,7 @@ class TrainConfig(Options):
     )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    frozen: FrozenConfig = dataclasses.field(default_factory=FrozenConfig)
     granularity: GranularityConfig = dataclasses.field(default_factory=GranularityConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

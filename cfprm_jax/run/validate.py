@@ -33,4 +33,9 @@ def _refuse_training(config: TrainConfig) -> None:
     adapters = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
     if adapters is not None and (config.model.init == "random" or config.model.model == SYNTHETIC):
         raise UserError("--lora_rank needs a backbone with weights of its own; no checkpoint would hold random ones")
+    if config.frozen.frozen_layers and (config.model.init == "random" or config.model.model == SYNTHETIC):
+        raise UserError(
+            f"--frozen_layers={config.frozen.frozen_layers} needs a backbone with weights of its own; no checkpoint "
+            "would hold random ones"
+        )
     program.refuse_optimizer(config.optimizer.optimizer, config.model.dtype, adapters)

@@ -194,7 +194,7 @@ def attention_backend(backend: str, mesh: Mesh, backbone: BackboneConfig, dtype:
 def batch_shardings(mesh: Mesh) -> PackedBatch:
     """Rows are split; the small step positions and labels are replicated, as a trajectory may be in any row."""
     rows, everywhere = NamedSharding(mesh, PartitionSpec(ROW_AXES)), replicated(mesh)
-    return PackedBatch(rows, rows, rows, *(everywhere,) * 4)  # type: ignore[arg-type]
+    return PackedBatch(rows, rows, rows, *(everywhere,) * 4, hidden=rows)  # type: ignore[arg-type]
 
 
 def put_batch(batch: PackedBatch, shardings: PackedBatch) -> PackedBatch:

@@ -10,6 +10,7 @@ import numpy as np
 
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.partition import Partition
 
 # The backward pass has two products for each of the forward's: the gradients of both factors. Those of frozen weights
 # are not needed.
@@ -44,19 +45,24 @@ def visible_pairs(batch: PackedBatch, tokens: int) -> int:
     return int(np.sum(batch.positions, dtype=np.int64)) + tokens  # padding has position 0
 
 
-def train_flops(config: PRMConfig, tokens: int, pairs: int, frozen: bool = False) -> float:
+def train_flops(config: PRMConfig, tokens: int, pairs: int, partition: Partition | None = None) -> float:
     """Of one step over so many tokens (padding not counted) and visible pairs.
 
+    Frozen layers are computed forward only, and not at all where their output is cached. What adapters and their
+    gradients need is not counted.
+
     Args:
-      frozen: the weights are, and what is trained besides is small: adapters.
+      partition: what is trained; by default all.
     """
+    partition = partition or Partition(config)
     net = config.backbone
     heads, kv_heads = net.num_attention_heads * net.head_dim, net.num_key_value_heads * net.head_dim
-    attention = net.hidden_size * (2 * heads + 2 * kv_heads)
-    mlp = 3 * net.hidden_size * net.intermediate_size
+    layer = net.hidden_size * (2 * heads + 2 * kv_heads) + 3 * net.hidden_size * net.intermediate_size
     head = net.hidden_size * (net.hidden_size + 1 if config.head == "mlp" else 1)
-    weights = net.num_hidden_layers * (attention + mlp) + head
+    below, above = partition.frozen_layers, net.num_hidden_layers - partition.frozen_layers
+    below = 0 if partition.cached else below
     # A product costs 2 FLOPs a weight and token; scores and their sums cost 2 each a pair and element of the heads.
-    products = _OF_FROZEN if frozen else _FORWARD_AND_BACKWARD
-    scores = 4 * net.num_hidden_layers * heads * pairs
-    return float(products * 2 * weights * tokens + _FORWARD_AND_BACKWARD * scores)
+    products = _FORWARD_AND_BACKWARD if partition.lora is None else _OF_FROZEN
+    weights = below * layer + products * (above * layer + head)
+    scores = 4 * (below + _FORWARD_AND_BACKWARD * above) * heads * pairs
+    return float(2 * weights * tokens + scores)

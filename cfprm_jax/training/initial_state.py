@@ -12,47 +12,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cfprm_jax.checkpoints import adapters
 from cfprm_jax.huggingface import loading
-from cfprm_jax.models import parameters
-from cfprm_jax.models.lora import Lora
+from cfprm_jax.models import lora, parameters
 from cfprm_jax.training import optimizer
 from cfprm_jax.training.program import Program
 from cfprm_jax.training.step import TrainState
 
 
-def create(
-    built: Program,
-    directory: pathlib.Path,
-    init: str,
-    seed: int,
-    adapted: tuple[Lora, adapters.Base] | None = None,
-) -> tuple[TrainState, str]:
-    """The state, in its shardings, and a phrase that says where the weights come from.
+def create(built: Program, directory: pathlib.Path, init: str, seed: int) -> tuple[TrainState, str]:
+    """The state, in its shardings, and a phrase for the log that names the source of the weights.
 
     Args:
       directory: of the weights, a Hugging Face directory.
       init: "pretrained" for those, "random" for fresh ones.
       seed: of whatever is fresh.
-      adapted: the adapters that are trained, and what they are trained on; None trains the whole network.
 
     Raises:
       UserError: the directory does not hold the network's weights.
     """
     key = jax.random.key(seed)
-    if adapted is not None:
-        lora, base = adapted
-        return built.init_state(base.initial_params(built.network, lora, key, built.mesh)), base.report
     if init == "random":
         return random_program(built)(key), f"random, seed {seed}"
+    fresh: dict[str, Any] = {}
+    loaded = {"specs": built.specs, "shardings": built.param_shardings}
+    conversions = built.tx.conversions(built.param_shardings)
+    if built.partition.lora is not None:
+        shardings = {"backbone": built.param_shardings["backbone"]}
+        adapters = jax.jit(lambda key: lora.init_adapters(built.specs, key), out_shardings=shardings)(key)
+        fresh = jax.tree.map(lambda value, convert: convert(value), adapters, {"backbone": conversions["backbone"]})
+        loaded = {name: {"head": tree["head"]} for name, tree in loaded.items()}
+        conversions = {"head": conversions["head"]}
     held, report = loading.load_params(
-        directory,
-        built.network,
-        shardings=built.param_shardings,
-        dtype=jnp.float32,
-        head_key=key,
-        conversions=built.tx.conversions(built.param_shardings),
+        directory, built.network, dtype=jnp.float32, head_key=key, conversions=conversions, **loaded
     )
+    held = {**fresh, **held}
     step = jax.device_put(jnp.zeros((), jnp.int32), built.state_shardings.step)
     return TrainState(optimizer.params_of(held), optimizer.slots_of(held), step), str(report)
 

@@ -154,7 +154,7 @@ class AdamW:
 
         def part(grad: Any, param: Any, slot: Any, layer: Any) -> tuple[Any, Any]:
             moments = self._adamw(held.load(param, slot), grad.astype(jnp.float32) * scale, spec.kind == "matrix", step)
-            return held.store(moments, RoundingKey(step, slots.element_hash(name, grad.shape, layer)))
+            return held.store(moments, RoundingKey(step, slots.element_hash(name, grad.shape, layer, spec.first_layer)))
 
         if not spec.stacked or grad[0].size < _LARGE_LAYER:
             return part(grad, param, slot, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,9 +13,10 @@ from cfprm_jax import losses
 from cfprm_jax.config import LossConfig, OptimizerConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
-from cfprm_jax.models import lora, parameters, prm
+from cfprm_jax.models import parameters, prm
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.lora import Lora
+from cfprm_jax.models.partition import Partition
 from cfprm_jax.runtime import determinism
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import optimizer, step
@@ -38,8 +38,7 @@ class Program:
       batch_shardings: of a PackedBatch.
       train_step: (state, batch) -> (state, metrics); the state is donated.
       eval_step: (params, batch) -> (z [trajectories, steps], total, count).
-
-    Of a run with adapters the steps take the frozen parameters as a third argument, until :meth:`bind` has given them.
+      partition: which parameters are trained. Where some are frozen, :meth:`bind` gives them to the steps.
     """
 
     network: PRMConfig
@@ -49,16 +48,18 @@ class Program:
     tx: AdamW
     state_shardings: TrainState
     batch_shardings: PackedBatch
-    train_step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
-    eval_step: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+    train_step: step.Step
+    eval_step: step.Step
+    partition: Partition
+
+    @property
+    def frozen(self) -> Any:
+        """The frozen parameters of the steps, a nested dict; abstract until they are bound."""
+        return self.train_step.frozen
 
     def bind(self, frozen: Any) -> Program:
-        """The program whose steps have their frozen parameters, which are never donated."""
-        return dataclasses.replace(
-            self,
-            train_step=lambda state, batch: self.train_step(state, batch, frozen),
-            eval_step=lambda params, batch: self.eval_step(params, batch, frozen),
-        )
+        """The program whose steps have these frozen parameters."""
+        return dataclasses.replace(self, train_step=self.train_step.bind(frozen), eval_step=self.eval_step.bind(frozen))
 
     def init_state(self, params: Any) -> TrainState:
         """The state before the first step, of these float32 parameters."""
@@ -90,32 +91,34 @@ def build(
     mesh: Mesh,
     adapters: Lora | None = None,
     deterministic: bool = False,
+    frozen_layers: int = 0,
+    cached: bool = False,
 ) -> Program:
-    """The program of a run of num_steps optimizer steps, which trains the whole network or adapters and head.
+    """The program of a run of num_steps optimizer steps.
 
     Args:
+      adapters, frozen_layers, cached: what is trained, see :class:`~cfprm_jax.models.partition.Partition`.
       deterministic: compiled to give the same bits every time (:mod:`cfprm_jax.runtime.determinism`).
 
     Raises:
-      UserError: the mesh does not divide a parameter's dimension, or --optimizer=adamw_compact with float32 compute or
-        adapters.
+      UserError: the mesh does not divide a parameter's dimension, more layers are frozen than there are, or
+        --optimizer=adamw_compact with float32 compute or adapters.
     """
     refuse_optimizer(options.optimizer, network.dtype, adapters)
-    specs = parameters.param_specs(network) if adapters is None else lora.trainable_specs(network, adapters)
+    partition = Partition(network, frozen_layers, adapters, cached)
+    specs = partition.trainable
     param_shardings = rules.param_shardings(mesh, specs)
+    # What is frozen needs no more precision than it is computed in.
+    frozen = parameters.abstract_tree(partition.frozen, network.dtype, rules.param_shardings(mesh, partition.frozen))
     schedule = optimizer.learning_rate_schedule(options, num_steps)
     tx = AdamW(options, schedule, specs)
     forward: step.Forward = functools.partial(prm.apply, network, constrain=rules.constrain_activations(mesh))
-    frozen_shardings = None
-    if adapters is not None:
-        forward = functools.partial(_adapted, forward, adapters.scale)
-        frozen_shardings = rules.param_shardings(mesh, lora.frozen_specs(network))
     loss_function = losses.loss_function(loss)
     state_shardings = step.state_shardings(tx, param_shardings, mesh)
     compiler_options = determinism.compiler_options(deterministic, mesh.devices.flat[0].platform)
 
-    def train_step(state: TrainState, batch: PackedBatch, *frozen: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        own = functools.partial(_with_frozen, forward, *frozen) if frozen else forward
+    def train_step(state: TrainState, batch: PackedBatch, frozen: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        own = step.bound(forward, partition.join, frozen)
         return step.train_step(state, batch, forward=own, loss=loss_function, config=options, tx=tx, schedule=schedule)
 
     return Program(
@@ -126,15 +129,9 @@ def build(
         tx=tx,
         state_shardings=state_shardings,
         batch_shardings=rules.batch_shardings(mesh),
-        train_step=step.jit_train_step(train_step, state_shardings, mesh, frozen_shardings, compiler_options),
-        eval_step=step.jit_eval_step(forward, loss_function, param_shardings, mesh, frozen_shardings, compiler_options),
+        train_step=step.jit_train_step(train_step, state_shardings, mesh, frozen, compiler_options),
+        eval_step=step.jit_eval_step(
+            forward, loss_function, param_shardings, mesh, frozen, compiler_options, partition.join
+        ),
+        partition=partition,
     )
-
-
-def _adapted(forward: step.Forward, scale: float, parts: tuple[Any, Any], *inputs: Any) -> Any:
-    """forward of (frozen, trainable)."""
-    return forward(lora.combine(*parts, scale), *inputs)
-
-
-def _with_frozen(forward: step.Forward, frozen: Any, params: Any, *inputs: Any) -> Any:
-    return forward((frozen, params), *inputs)

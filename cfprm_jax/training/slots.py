@@ -218,17 +218,21 @@ def _hash_bits(x: UInt[Array, "*shape"]) -> UInt[Array, "*shape"]:
     return x ^ (x >> 16)
 
 
-def element_hash(name: str, shape: tuple[int, ...], layer: Any = None) -> UInt[Array, "*shape"]:
+def element_hash(name: str, shape: tuple[int, ...], layer: Any = None, first_layer: int = 0) -> UInt[Array, "*shape"]:
     """A hash of each element: of the parameter's name and of the element's index along each dimension.
 
     Args:
       layer: the index along the parameter's first dimension, where shape is that of one layer.
+      first_layer: added to indices along that dimension, so that layers above frozen ones have the numbers that they
+        have in the whole.
     """
     key = jnp.uint32(zlib.crc32(name.encode()))
     if layer is not None:
-        key = _hash_bits(key ^ jnp.asarray(layer, jnp.uint32))
+        key = _hash_bits(key ^ jnp.asarray(layer + first_layer, jnp.uint32))
     for axis in range(len(shape)):
         # Of global arrays, so that a device's part has the numbers that it has in the whole.
         index = jax.lax.broadcasted_iota(jnp.uint32, (*shape[: axis + 1], *(1,) * (len(shape) - axis - 1)), axis)
+        if axis == 0 and layer is None and first_layer:
+            index += jnp.uint32(first_layer)
         key = _hash_bits(key ^ index)
     return key

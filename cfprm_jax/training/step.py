@@ -9,6 +9,7 @@ and its gradient by every step logit are those of the whole batch, and the backw
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,7 +29,12 @@ from cfprm_jax.training import optimizer
 from cfprm_jax.training.optimizer import Optimizer, Schedule
 
 Forward = Callable[..., Float[Array, "rows length"]]
-"""(params, tokens, positions, subtree_end) -> the output at every token: z, or in a last axis (z, redundancy)."""
+"""(params, tokens, positions, subtree_end) -> the output at every token: z, or in a last axis (z, redundancy).
+
+With hidden=..., the trunk's output for batches that have it."""
+
+Join = Callable[[Any, Any], Any]
+"""(frozen, trainable) -> the parameters of a Forward: :meth:`cfprm_jax.models.partition.Partition.join`."""
 
 
 class TrainState(NamedTuple):
@@ -41,7 +47,8 @@ class TrainState(NamedTuple):
 
 def step_logits(forward: Forward, params: Any, batch: PackedBatch) -> Float[Array, "trajectories steps *outputs"]:
     """The outputs at the marker of every step of every trajectory; at padded steps they have no meaning."""
-    z = forward(params, batch.tokens, batch.positions, batch.subtree_end)
+    cached = {} if batch.hidden is None else {"hidden": batch.hidden}
+    z = forward(params, batch.tokens, batch.positions, batch.subtree_end, **cached)
     return z.reshape(-1, *z.shape[2:])[batch.step_positions]
 
 
@@ -60,7 +67,7 @@ def split_rows(batch: PackedBatch, parts: int) -> PackedBatch:
         raise UserError(f"--accumulation={parts} does not divide the {rows} rows of a batch")
 
     def deal(x: Any) -> jax.Array:
-        return x.reshape(rows // parts, parts, length).swapaxes(0, 1)
+        return x.reshape(rows // parts, parts, *x.shape[1:]).swapaxes(0, 1)
 
     def keep(labels: Any) -> jax.Array:
         return jnp.where(mine, labels, jnp.nan)
@@ -75,7 +82,8 @@ def split_rows(batch: PackedBatch, parts: int) -> PackedBatch:
         distinct = DistinctSteps(nodes, keep(distinct.labels), questions)
     rows_of_parts = (deal(batch.tokens), deal(batch.positions), deal(batch.subtree_end))
     redundancy = None if batch.redundancy is None else keep(batch.redundancy)
-    return PackedBatch(*rows_of_parts, step_positions, keep(batch.labels), distinct, redundancy)
+    hidden = None if batch.hidden is None else deal(batch.hidden)
+    return PackedBatch(*rows_of_parts, step_positions, keep(batch.labels), distinct, redundancy, hidden)
 
 
 def batch_sums(
@@ -256,27 +264,62 @@ def abstract_state(tx: Optimizer, specs: Any, shardings: TrainState) -> TrainSta
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A jitted step of (state or params, batch, frozen), and the frozen parameters that it takes each time.
+
+    Attributes:
+      jitted: the step.
+      frozen: nested dict, empty where everything is trained; abstract arrays until :meth:`bind` replaces them.
+    """
+
+    jitted: Any
+    frozen: Any
+
+    def __call__(self, first: Any, batch: PackedBatch) -> Any:
+        """The step of a state, or of the trained parameters in an evaluation."""
+        return self.jitted(first, batch, self.frozen)
+
+    def bind(self, frozen: Any) -> Step:
+        """The step with these frozen parameters, which are never donated."""
+        return dataclasses.replace(self, frozen=frozen)
+
+    def lower(self, first: Any, batch: Any) -> Any:
+        """Lowered for these arguments, arrays or abstract ones."""
+        return self.jitted.lower(first, batch, self.frozen)
+
+
+def bound(forward: Forward, join: Join, frozen: Any) -> Forward:
+    """forward of the trained parameters, beside these frozen ones."""
+
+    def own(trainable: Any, *inputs: Any, **cached: Any) -> Any:
+        return forward(join(frozen, trainable), *inputs, **cached)
+
+    return own
+
+
 def jit_train_step(
     step: Callable[..., tuple[TrainState, dict[str, jax.Array]]],
     shardings: TrainState,
     mesh: Mesh,
-    frozen_shardings: Any = None,
+    frozen: Any = None,
     compiler_options: dict[str, Any] | None = None,
-) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+) -> Step:
     """The step compiled once for each shape of a batch; the state's memory is used again for the new state.
 
     Args:
-      step: (state, batch), and with frozen_shardings (state, batch, frozen), of parameters that are not trained.
+      step: (state, batch, frozen), a pure function.
+      frozen: abstract arrays, with shardings, of the parameters that are not trained; none by default.
       compiler_options: as in jax.jit.
     """
-    frozen = () if frozen_shardings is None else (frozen_shardings,)
-    return jax.jit(
+    jitted = jax.jit(
         step,
-        in_shardings=(shardings, rules.batch_shardings(mesh), *frozen),
+        in_shardings=(shardings, rules.batch_shardings(mesh), _shardings_of(frozen)),
         out_shardings=(shardings, rules.replicated(mesh)),
         donate_argnums=0,
         compiler_options=compiler_options,
     )
+    return Step(jitted, frozen or {})
 
 
 def jit_eval_step(
@@ -284,22 +327,29 @@ def jit_eval_step(
     loss: Loss,
     param_shardings: Any,
     mesh: Mesh,
-    frozen_shardings: Any = None,
+    frozen: Any = None,
     compiler_options: dict[str, Any] | None = None,
-) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+    join: Join = lambda _, trainable: trainable,
+) -> Step:
     """(params, batch) -> (step logits [trajectories, steps], with redundancy [trajectories, steps, 2], total, count).
 
-    With frozen_shardings (params, batch, frozen), and forward is called with (frozen, params) for params.
+    Args:
+      frozen: as of :func:`jit_train_step`.
+      join: what makes frozen and params the parameters of forward.
     """
-    with_frozen = () if frozen_shardings is None else (frozen_shardings,)
 
-    def step(params: Any, batch: PackedBatch, *frozen: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        z = step_logits(forward, (*frozen, params) if frozen else params, batch)
+    def step(params: Any, batch: PackedBatch, frozen: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        z = step_logits(bound(forward, join, frozen), params, batch)
         return z, *loss(outputs(z)[0], jnp.asarray(batch.labels), batch.distinct)
 
-    return jax.jit(
+    jitted = jax.jit(
         step,
-        in_shardings=(param_shardings, rules.batch_shardings(mesh), *with_frozen),
+        in_shardings=(param_shardings, rules.batch_shardings(mesh), _shardings_of(frozen)),
         out_shardings=rules.replicated(mesh),
         compiler_options=compiler_options,
     )
+    return Step(jitted, frozen or {})
+
+
+def _shardings_of(frozen: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, frozen or {})

@@ -10,6 +10,7 @@ from cfprm_jax.config import LossConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import abstract_params
+from cfprm_jax.models.partition import Partition
 from cfprm_jax.planning.activations import saved_bytes
 
 # As many layers as rows: what has a dimension of that length need not be of every layer.
@@ -25,7 +26,7 @@ def saved(remat: str = "layer", mesh: dict[str, int] = ONE, accumulation: int = 
     labels = jax.ShapeDtypeStruct((32, 16), jnp.float32)
     batch = PackedBatch(rows, rows, rows, steps, labels)
     return saved_bytes(
-        network, LossConfig(), abstract_params(network, masters), batch, mesh=mesh, accumulation=accumulation
+        Partition(network), LossConfig(), abstract_params(network, masters), batch, mesh=mesh, accumulation=accumulation
     )
 
 

@@ -12,7 +12,9 @@ from cfprm_jax.data.packing import pack
 from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.models import prm
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
+from cfprm_jax.models.lora import Lora
 from cfprm_jax.models.parameters import abstract_params
+from cfprm_jax.models.partition import Partition
 from cfprm_jax.training import flops
 
 SEVEN_B = BackboneConfig(
@@ -33,10 +35,21 @@ def test_a_token_of_7b() -> None:
 
 
 def test_frozen_weights_have_no_gradients() -> None:
-    whole, frozen = (flops.train_flops(PRMConfig(SEVEN_B), 2048, 0, frozen) for frozen in (False, True))
+    config = PRMConfig(SEVEN_B)
+    adapters = Partition(config, lora=Lora(8, 8.0, ("query",)))
+    whole, frozen = (flops.train_flops(config, 2048, 0, parts) for parts in (None, adapters))
     assert frozen == pytest.approx(whole * 2 / 3)
-    attention = [flops.train_flops(PRMConfig(SEVEN_B), 0, 100, frozen) for frozen in (False, True)]
+    attention = [flops.train_flops(config, 0, 100, parts) for parts in (None, adapters)]
     assert attention[0] == attention[1] > 0
+
+
+def test_frozen_layers_are_computed_forward_or_not_at_all() -> None:
+    """Half of the layers forward alone is two thirds of the whole; cached, it is half."""
+    config = PRMConfig(SEVEN_B)
+    parts = (None, Partition(config, 14), Partition(config, 14, cached=True))
+    whole, frozen, cached = (flops.train_flops(config, 2048, 2048 * 1024, part) for part in parts)
+    assert frozen == pytest.approx(whole * 2 / 3, rel=1e-5)
+    assert cached == pytest.approx(whole / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("head", ["linear", "mlp"])

@@ -167,11 +167,11 @@ def test_compiles_once_a_shape_and_reuses_the_state(setup, batch) -> None:
     for k in range(3):
         old = state
         state, _ = s.step(state, s.put(batch(seed=k)))
-    assert s.step._cache_size() == 1
+    assert s.step.jitted._cache_size() == 1
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old.params))
     state, _ = s.step(state, s.put(batch(rows=16)))
     state, _ = s.step(state, s.put(batch()))
-    assert s.step._cache_size() == 2
+    assert s.step.jitted._cache_size() == 2
 
 
 def test_learns(setup, batch) -> None:
