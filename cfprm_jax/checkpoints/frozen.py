@@ -1,9 +1,9 @@
 """A run that freezes weights: where they came from, and the whole model that scoring and export use.
 
-Checkpoints of such a run contain what is trained and its optimizer state. The frozen weights are not copied: prm.json of
-the run stores their directory and a fingerprint. Resume, scoring and export load them from there, after its files have
-been compared with the fingerprint. So an export has them exactly as that directory does, whatever type the run computed
-in.
+Checkpoints of such a run contain what is trained and its optimizer state. The frozen weights are not copied: prm.json
+of the run stores their directory and a fingerprint. Resume, scoring and export load them from there, after its files
+have been compared with the fingerprint. So an export has them exactly as that directory does, whatever type the run
+computed in.
 """
 
 from __future__ import annotations
