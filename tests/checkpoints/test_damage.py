@@ -265,9 +265,9 @@ def test_the_place_of_a_backbone_may_be_changed_in_prm_json(tmp_path) -> None:
     with pytest.raises(UserError, match=r"prm.json has changed since the run wrote it .*train --resume=auto"):
         open_prm(run.path)
     _, raw = loading.read_config(run.path / "model")
-    lora = {"rank": 1, "backbone": "here"}
+    lora = {"lora": {"rank": 1, "backbone": "here"}}
     write_model(
-        run.path, raw, run.loaded[1].tokenizer, ModelConfig(), ENCODING, LossConfig(), GranularityConfig(), lora=lora
+        run.path, raw, run.loaded[1].tokenizer, ModelConfig(), ENCODING, LossConfig(), GranularityConfig(), frozen=lora
     )
     model_files.check_model(run.path / "model")
     prm.write_text(prm.read_text().replace('"here"', '"there"'))
