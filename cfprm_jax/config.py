@@ -414,7 +414,8 @@ class ModelConfig(Options):
 
     model: str = option(
         "synthetic",
-        "Hugging Face directory of a backbone, or of a PRM as warm start. synthetic generates a small network.",
+        "Hugging Face directory or hub name (owner/name, owner/name@revision) of a backbone, or of a PRM as warm "
+        "start. synthetic generates a small network.",
     )
     init: str = option(
         "pretrained",

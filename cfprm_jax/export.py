@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from cfprm_jax import flags
 from cfprm_jax.config import CHECKPOINT_HELP, Options, option
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface import hub
 from cfprm_jax.runtime import config_files
 from cfprm_jax.runtime.progress import ProgressLine
 
@@ -53,6 +54,8 @@ class ExportConfig(Options):
         "Name of the backbone on the hub, ORGANISATION/NAME, for the model card and for PEFT. Empty derives it from "
         "the path of the backbone.",
     )
+    push_to_hub: str = option("", "Upload the directory to this repository of the Hugging Face hub, OWNER/NAME.")
+    private: bool = option(True, "Create the repository of --push_to_hub as a private one.")
 
 
 def _shown(progress: ProgressLine) -> Callable[[int, int], None]:
@@ -75,6 +78,8 @@ def main(config: ExportConfig) -> None:
             raise UserError(f"--{name} is required")
     from cfprm_jax.huggingface.export import PEFT_ADAPTER, check_output_dir
 
+    if config.push_to_hub:
+        hub.check_name(config.push_to_hub)
     output_dir = pathlib.Path(config.output_dir)
     check_output_dir(output_dir)
     print(f"export: {config.checkpoint} -> {output_dir} as {config.format} in {config.dtype}", flush=True)
@@ -84,6 +89,8 @@ def main(config: ExportConfig) -> None:
         f"in {len(report.files)} file(s) of weights",
         flush=True,
     )
+    if config.push_to_hub:
+        print(f"uploaded: {hub.upload(output_dir, config.push_to_hub, config.private)}", flush=True)
 
 
 def _whole(config: ExportConfig, output_dir: pathlib.Path) -> ExportReport:

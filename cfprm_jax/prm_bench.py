@@ -40,6 +40,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import diagnostics, prm_bench, reason_eval
 from cfprm_jax.evaluation.case_scores import CaseScores, ScoreTable, read_scores, row_of
 from cfprm_jax.evaluation.prm_bench_lines import LINES, POOLED, Settings
+from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.report import prm_bench as report
 from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
@@ -132,6 +133,7 @@ def main(config: PRMBenchConfig) -> int:
     output_paths.require_directory(f"--output_dir={directory}", directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"--output_dir={directory} exists and is not an empty directory: choose another one")
+    config = dataclasses.replace(config, model=local_directory(config.model))
     found = read_cases(config.input)
     excluded = read_questions(config.exclude_questions) if config.exclude_questions else None
     second = read_scores(config.scores2, found.cases) if config.scores2 else None

@@ -35,6 +35,7 @@ from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import diagnostics
 from cfprm_jax.evaluation.first_error import NO_ERROR, Accuracies, Labelled, accuracies, predict, tune
+from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.report import diagnostics as diagnostics_report
 from cfprm_jax.report.tables import markdown
 from cfprm_jax.runtime import atomic, config_files, output_paths
@@ -100,6 +101,7 @@ def main(config: ProcessBenchConfig) -> int:
     output_paths.require_directory(f"--output_dir={directory}", directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"--output_dir={directory} exists and is not an empty directory: choose another one")
+    config = dataclasses.replace(config, model=local_directory(config.model))
     found = list(read(config.input))
     subsets = list(dict.fromkeys(row["subset"] for row in found))
     if config.tune_on and config.tune_on not in subsets:

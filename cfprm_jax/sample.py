@@ -26,6 +26,7 @@ from cfprm_jax.config import (
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import read_question_files
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.inference.candidates import candidates_row, encode_prompts
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
@@ -83,6 +84,7 @@ def main(config: SampleConfig) -> int:
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    config = dataclasses.replace(config, model=local_directory(config.model))
     questions = read_question_files(config.questions)
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)], whole=False),

@@ -34,6 +34,7 @@ from cfprm_jax.config import (
 )
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
 from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
@@ -103,6 +104,7 @@ def main(config: ScoreConfig) -> int:
         raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
     if not config.input or not config.output:
         raise UserError(f"--{'output' if config.input else 'input'} is empty")
+    config = dataclasses.replace(config, model=local_directory(config.model))
     files = expand(config.input)
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     fingerprint = {

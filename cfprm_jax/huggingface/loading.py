@@ -44,7 +44,6 @@ _IGNORED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 # Heads that are handed over beside the directory (see published_heads).
 _OTHER_HEADS = re.compile(r"lm_head\.bias|v_head\..*")
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +74,8 @@ class LoadReport:
 
 
 def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging Face directory") -> UserError:
-    """The error for a missing directory; a name on the hub gets its own message, as nothing is downloaded here."""
-    text = str(directory)
-    if _HUB_NAME.fullmatch(text):
-        return UserError(
-            f"{text} is no directory here. If it is a name on the Hugging Face hub, download it first: "
-            f"hf download {text} --local-dir models/{text.split('/')[1]} (pip install huggingface_hub), and name "
-            f"models/{text.split('/')[1]}"
-        )
-    return UserError(f"{text} is not a directory; expected {expected}")
+    """The error for a missing directory."""
+    return UserError(f"{directory} is not a directory; expected {expected}")
 
 
 def read_config(directory: str | pathlib.Path) -> tuple[BackboneConfig, dict[str, Any]]:

@@ -18,7 +18,7 @@ from cfprm_jax.checkpoints.retention import CHECKPOINTS
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface import hub, loading
 from cfprm_jax.huggingface.published_heads import Head, value_head, vocabulary_head
 from cfprm_jax.inference.compute_dtype import compute_dtype
 from cfprm_jax.inference.encodings import TABLE, default_config, make_encoder
@@ -176,9 +176,11 @@ def load(directory: str | pathlib.Path, dtype: str = "auto", encoding: str = "au
     """Loads the PRM of a run directory, a checkpoint or a Hugging Face directory (see :func:`open_prm`).
 
     Args:
+      directory: path, or name on the Hugging Face hub, "owner/name" or "owner/name@revision".
       dtype: "float32" or "bfloat16", the dtype of the computation; "auto" is that of the run or of the weights.
       encoding: "auto" to detect it from the files of the directory, or "cfprm", "qwen_prm", "trl", "math_shepherd",
         "rlhflow" or "skywork" (docs/encodings.md).
       step_separator: for trl, the separator of the training, "\\n" by default.
     """
+    directory = hub.local_directory(str(directory), "directory")
     return PRM(Scorer(open_prm(directory, dtype, encoding=encoding, step_separator=step_separator), batch_rows=1))

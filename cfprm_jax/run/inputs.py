@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.options import parse_sizes
-from cfprm_jax.huggingface import loading
+from cfprm_jax.huggingface import hub, loading
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.partition import Partition
@@ -43,9 +43,12 @@ class Network(NamedTuple):
 
 
 def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
-    """The input files of a run. Synthetic ones are written into output_dir/synthetic, the same for the same seed."""
+    """The input files of a run; a model named as on the hub is downloaded.
+
+    Synthetic files are written into output_dir/synthetic, the same for the same seed.
+    """
     sources = Sources(
-        pathlib.Path(config.model.model),
+        pathlib.Path(hub.local_directory(config.model.model)),
         config.model.init,
         config.train_data,
         config.eval.eval_data,
