@@ -112,8 +112,7 @@ class Outcomes:
     Attributes:
       keys: n, method and aggregation of each column.
       values: 0 or 1, or with draws the share of them in which the question is answered right.
-      draw_means: with draws, the accuracy in each of them over each group of questions that was asked for; NaN for
-        methods that draw nothing.
+      draw_means: with draws, the accuracy of each draw over each group of questions; NaN for methods without draws.
       draws: random subsets; 0 is the first n.
     """
 
@@ -131,7 +130,7 @@ def outcomes(
     Args:
       draws: number of random subsets of n candidates; 0 takes the first n.
       seed: of the draws.
-      groups: which questions belong to each group whose spread over draws is wanted.
+      groups: mask of the questions of each group, for the standard deviation over draws.
 
     Raises:
       UserError: n is larger than the smallest number of candidates.
@@ -189,7 +188,7 @@ def rows(
     """The accuracies over the questions of one group, with their intervals.
 
     Args:
-      groups: those that the outcomes were asked with.
+      groups: the groups that were passed to :func:`outcomes`.
       number: the group.
       resamples, seed: of the bootstrap.
     """

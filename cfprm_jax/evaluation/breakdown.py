@@ -17,7 +17,7 @@ from cfprm_jax.evaluation.best_of_n import Key, Outcomes, chosen
 from cfprm_jax.evaluation.pool import FIELDS, NO_ANSWER_FIELD, Pool
 from cfprm_jax.evaluation.statistics import bootstrap_interval, paired_p_value, spearman
 
-# A field with more values than this tells questions apart, not kinds of questions.
+# A field with more values than this identifies questions, not kinds of questions.
 _MOST_VALUES = 32
 
 CRITICAL_THINKING = "critical thinking"

@@ -39,7 +39,7 @@ class ScoreTable:
     Attributes:
       scores: by the case's key; what is missing or could not be scored is not in it.
       doubled: for every row whose case had a row already its source, and that of the first, which counts.
-      unscored: cases whose row says that they could not be scored.
+      unscored: number of cases whose row has null scores.
     """
 
     scores: Mapping[tuple[str, str], CaseScores]

@@ -1,6 +1,6 @@
 """Where the first error is, by a PRM's step scores: the task of ProcessBench (Zheng et al., 2024, arXiv 2412.06559).
 
-The predicted error is the first step whose score is below a threshold; -1 says that there is none. Of solutions with an
+The predicted error is the first step whose score is below a threshold, or -1 for none. Of solutions with an
 error those count whose predicted step is the labelled one, and of correct solutions those that are predicted to have
 none; F1 is the harmonic mean of these two accuracies.
 """

@@ -45,7 +45,7 @@ class Pool:
       weights: for each aggregation the score itself, in [0, 1]; 0 where there is none.
       steps: number of steps of each candidate.
       characters: length of its text, or steps.
-      fields: what the rows say about each question (FIELDS).
+      fields: values of FIELDS in the row of each question.
       unscored: candidates without a score.
     """
 

@@ -23,7 +23,7 @@ from cfprm_jax.evaluation.step_f1 import count, cross_fitted, f1
 
 @dataclasses.dataclass(frozen=True)
 class LevelMeasures:
-    """How well right ones are told from wrong ones, steps or solutions.
+    """Detection of wrong steps, or of wrong solutions.
 
     Attributes:
       right, wrong: how many of each.

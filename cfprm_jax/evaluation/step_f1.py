@@ -75,7 +75,7 @@ def count(
     Args:
       valid: steps that are called right.
       wrong: steps that are wrong.
-      case: which case each step belongs to, of so many cases.
+      case: index of the case of each step, below cases.
     """
     kinds = (valid & ~wrong, valid & wrong, ~valid & wrong, ~valid & ~wrong)
     return np.stack([np.bincount(case, kind, minlength=cases) for kind in kinds], axis=-1)
@@ -93,7 +93,7 @@ def best_threshold(
         return near, UNDEFINED
     order = np.argsort(signal, kind="stable")
     values, first = np.unique(signal[order], return_index=True)
-    # So many steps are called wrong by each threshold, and so many of them are.
+    # Number of steps predicted wrong by each threshold (called), and of those that are wrong (tn).
     called = np.append(first, len(signal))
     tn = np.concatenate([[0], np.cumsum(wrong[order])])[called]
     fn, fp = called - tn, wrong.sum() - tn

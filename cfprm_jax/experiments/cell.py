@@ -114,11 +114,10 @@ def labelled_steps(items: Sequence[Item], labels: Sequence[Sequence[float] | Non
 
 
 def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) -> TestSet:
-    """A test set of candidates that say whether they are correct; the first so many of each question.
+    """Reads a test set: the first `most` candidates of each question, which must contain "correct".
 
     Raises:
-      UserError: the file is no candidates file, a candidate does not say whether it is correct, or a question has too
-        few.
+      UserError: the file is not a candidates file, a candidate has no "correct", or a question has too few candidates.
     """
     items: list[Item] = []
     correct, group = [], []

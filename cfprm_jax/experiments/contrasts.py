@@ -80,7 +80,7 @@ class ContrastFamily:
     Attributes:
       key: short name.
       question: that it answers.
-      better: what a difference above 0 would say.
+      better: the meaning of a difference above 0.
       differences: one a row and test set; their family intervals hold at once.
       pooled: the mean over all of them, losses and test sets having equal weight; None where treatments differ.
     """
@@ -184,11 +184,11 @@ def families(results: Results) -> list[ContrastFamily]:
 
 
 def _family(
-    results: Results, key: str, question: str, better: str, wanted: Sequence[tuple[str, str, str, str]]
+    results: Results, key: str, question: str, better: str, pairs: Sequence[tuple[str, str, str, str]]
 ) -> ContrastFamily | None:
     there = [
         (level, row, treatment, baseline, test)
-        for level, row, treatment, baseline in wanted
+        for level, row, treatment, baseline in pairs
         if results.has(level, row, treatment) and results.has(level, row, baseline)
         for test in results.tests
     ]

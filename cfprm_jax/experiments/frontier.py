@@ -1,6 +1,6 @@
 """The frontier: accuracy against computed tokens for ways to batch and to weigh the same labels.
 
-A cell's treatment is a name that says all of it, such as "together0.node.negatives1.step1000.train200000.rate0.002":
+The name of a treatment contains all of its parameters, such as "together0.node.negatives1.step1000.train200000.rate0.002":
 trajectories of a record that stay together (--record_chunk; 1 shuffles them one by one in rows that share nothing),
 --label_weight, --negative_weight, --batch_tokens, tokens that the run computes, learning rate.
 """
@@ -85,10 +85,10 @@ def treatments(axes: FrontierConfig, loss: str) -> list[str]:
 
 
 def treatment(name: str) -> Treatment:
-    """What a name says.
+    """The treatment of a name.
 
     Raises:
-      KeyError: it is no such name.
+      KeyError: the name is not that of a treatment.
     """
     match = _NAME.fullmatch(name)
     if match is None:

@@ -1,9 +1,10 @@
 """The grid of the paper's experiments: losses by treatments by seeds, and what each cell trains.
 
 A treatment is what training sees and in which order. "plain" is the baseline of the paper and "c2" its method;
-"plain_matched", "shuffled" and "fine_to_coarse" are the controls that tell the windows from the extra steps and from
-the order. The sweep over C adds one new granularity each, as the paper's does. The last ones ask what it costs that
-tree packing keeps trajectories of a record together, beside --packing=sequence, which shuffles them one by one.
+"plain_matched", "shuffled" and "fine_to_coarse" are controls that separate the effect of windows from that of more
+steps and from that of the order. The sweep over C adds one granularity each, as in the paper. The last ones measure
+the cost of keeping the trajectories of a record together in tree packing, against --packing=sequence, which shuffles
+them.
 """
 
 from __future__ import annotations
@@ -122,10 +123,10 @@ def cells(
             first = level == levels[0]
             for row in rows:
                 if row == ORM:
-                    wanted = [t for t in treatments if t in _ORM_TREATMENTS] if first else []
+                    chosen = [t for t in treatments if t in _ORM_TREATMENTS] if first else []
                 else:
-                    wanted = [*treatments, *(GROUPING if row in packings else ())] if first else list(elsewhere)
-                out += [Cell(level, row, treatment, seed) for treatment in wanted]
+                    chosen = [*treatments, *(GROUPING if row in packings else ())] if first else list(elsewhere)
+                out += [Cell(level, row, treatment, seed) for treatment in chosen]
     return out
 
 

@@ -1,9 +1,9 @@
-"""The laboratory: a policy with mistakes of its own, exactly labelled solutions of it, and two test sets.
+"""The laboratory: a policy that makes mistakes, its solutions with exact labels, and two test sets.
 
-At each level of redundancy a small language model imitates demonstrations of the arithmetic world, which hold slips,
-misconceptions, and steps that restate, split or say nothing. What it samples is judged by the world's exact rule: for
-each seed a training set of its own, and for all seeds the candidates of test sets, of short and of long problems. The
-problems of all are disjoint. Whatever is there already is not made again.
+At each level of redundancy, a small language model is trained on demonstrations of the arithmetic world, which contain
+slips, misconceptions, and steps that restate, split or add nothing. Its samples are labelled by the exact rule of the
+world: one training set per seed, and for all seeds the candidates of test sets with short and with long problems. All
+problems are disjoint. Existing files are reused.
 
 There are two kinds of training sets. "samples" are whole solutions of each problem, sampled independently, as
 Math-Shepherd has them; they end at their first mistake, as where annotators stop there. "paths" are annotated paths
@@ -35,7 +35,7 @@ from cfprm_jax.synthetic.solver import Bias, Mistake, sample_misconceptions, sol
 from cfprm_jax.synthetic.world import DAYS, Problem, WorldConfig, distinct_problems, sample_problem
 
 LEVELS = {"none": (0.0, 0.0, 0.0), "some": (0.2, 0.15, 0.1), "much": (0.5, 0.4, 0.4)}
-"""Rates of steps that restate, that are told in two, and that are followed by one that says nothing."""
+"""Rates of steps that restate, that are split in two, and that are followed by an empty step."""
 
 CORPORA = ("samples", "paths")
 TESTS = {"samples": ("short", "long"), "paths": ("short", "long", "validation")}
@@ -115,7 +115,7 @@ _MOVES = {
         "demonstrations": (3, 14),
     },
 }
-# Steps of a path after which it ends, whatever the policy says: several times those of any solution.
+# Maximum steps of a path: several times those of any solution.
 _LONGEST_PATH = 100
 # Tokens of a sampled step after which it is cut; a longer text is no step of this world.
 _LONGEST_STEP = 16
@@ -128,7 +128,7 @@ def make(
     config: LaboratoryConfig,
     encoding: EncodingConfig,
     mesh: Mesh,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Level:
     """Everything of one level, made in a directory of its own.
 
@@ -139,7 +139,7 @@ def make(
     root.mkdir(parents=True, exist_ok=True)
     with locks.held(root / "lock", wait=True):  # others wait, and then find what this one made
         _require_same(root / "config.json", {**dataclasses.asdict(config), **dataclasses.asdict(encoding)})
-        laboratory = _Laboratory(root, level, config, encoding, mesh, say)
+        laboratory = _Laboratory(root, level, config, encoding, mesh, log)
         laboratory.policy()
         return Level(
             laboratory.backbone(),
@@ -156,10 +156,10 @@ class _Laboratory:
         config: LaboratoryConfig,
         encoding: EncodingConfig,
         mesh: Mesh,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._root, self._level, self._config, self._encoding = root, level, config, encoding
-        self._mesh, self._say = mesh, say
+        self._mesh, self._log = mesh, log
         taken: set[Problem] = set()
         rng = np.random.default_rng((config.world_seed, _PROBLEMS))
         self._tests = {
@@ -188,7 +188,7 @@ class _Laboratory:
                 PolicyConfig(row_length=max(self._encoding.max_length, PolicyConfig.row_length)),
                 self._config.world_seed,
             )
-        self._say(f"policy      redundancy {self._level}: {loss:.3f} nats a token at the end")
+        self._log(f"policy      redundancy {self._level}: {loss:.3f} nats a token at the end")
 
     def backbone(self) -> pathlib.Path:
         """What reward models start from."""
@@ -218,7 +218,7 @@ class _Laboratory:
         if not target.exists():
             sampled = self._sample(name, self._tests[name], self._config.candidates, self._config.world_seed)
             _write(target, (_judged(row, name) for row in sampled))
-            self._say(f"test        redundancy {self._level}, {name}: {describe(target)}")
+            self._log(f"test        redundancy {self._level}, {name}: {describe(target)}")
         return target
 
     def train(self, seed: int) -> pathlib.Path:
@@ -257,7 +257,7 @@ class _Laboratory:
         ]
         _write(target, iter(rows))
         labels = np.concatenate([row["labels"] for row in rows])
-        self._say(
+        self._log(
             f"train       redundancy {self._level}, seed {seed}: {len(found):,} paths of "
             f"{np.mean([len(path.steps) for path in found]):.1f} steps, {len(rows) / len(found):.1f} solutions each, "
             f"{labels.mean():.0%} of the labels positive"
@@ -266,19 +266,19 @@ class _Laboratory:
     def _train(self, target: pathlib.Path, seed: int, rng: np.random.Generator) -> None:
         """Independent samples: always the same number of solutions, of two steps or more."""
         config = self._config
-        wanted = config.train_problems * config.solutions_per_problem
+        total = config.train_problems * config.solutions_per_problem
         # Some more, as a sample of one step gives nothing to merge and is left out.
-        asked = config.train_problems + config.train_problems // 10 + 2
-        problems = distinct_problems(world(self._level, "samples", "train"), asked, rng, set(self._taken))
+        drawn = config.train_problems + config.train_problems // 10 + 2
+        problems = distinct_problems(world(self._level, "samples", "train"), drawn, rng, set(self._taken))
         sampled = self._sample(f"train_{seed}", problems, config.solutions_per_problem, seed)
         rows = [row for question in sampled for row in _stepwise(question)]
-        if len(rows) < wanted:
-            raise UserError(f"{target}: the policy gave {len(rows)} solutions of two steps or more, not {wanted}")
-        _write(target, iter(rows[:wanted]))
-        labels = np.concatenate([row["labels"] for row in rows[:wanted]])
-        self._say(
-            f"train       redundancy {self._level}, seed {seed}: {wanted:,} solutions, "
-            f"{len(labels) / wanted:.1f} steps each, {labels.mean():.0%} of them positive"
+        if len(rows) < total:
+            raise UserError(f"{target}: the policy gave {len(rows)} solutions of two steps or more, not {total}")
+        _write(target, iter(rows[:total]))
+        labels = np.concatenate([row["labels"] for row in rows[:total]])
+        self._log(
+            f"train       redundancy {self._level}, seed {seed}: {total:,} solutions, "
+            f"{len(labels) / total:.1f} steps each, {labels.mean():.0%} of them positive"
         )
 
     def _sample(self, name: str, problems: Sequence[Problem], candidates: int, seed: int) -> list[dict[str, Any]]:
@@ -313,7 +313,7 @@ def _problem(row: dict[str, Any]) -> Problem:
 
 
 def _judged(row: dict[str, Any], dataset: str) -> dict[str, Any]:
-    """A row of a candidates file with what the world's rule says of every candidate."""
+    """A row of a candidates file, each candidate graded by the rule of the world."""
     problem, candidates = _problem(row), []
     for candidate in row["candidates"]:
         judgement = judge.judge(problem, candidate["steps"])

@@ -88,10 +88,10 @@ def annotate(
         if not open_paths:
             break
         texts = ["".join(text + encoding.separator for text in paths[number].steps) for number in open_paths]
-        said = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        tokenised = tokenizer(texts, add_special_tokens=False)["input_ids"]
         prompts = [
             Prompt(f"{number}/{step}", np.concatenate([starts[number], np.asarray(ids, np.int32)]))
-            for number, ids in zip(open_paths, said, strict=True)
+            for number, ids in zip(open_paths, tokenised, strict=True)
         ]
         for number, samples in zip(open_paths, draw(prompts), strict=True):
             paths[number].take(tokenizer.batch_decode([one.tolist() for one in samples]))

@@ -92,7 +92,7 @@ def train_policy(
       directory: is created.
       raw: config.json of the network, with tied embeddings.
       seed: of the weights and the order.
-      progress: told (steps done, steps in all).
+      progress: called with (completed steps, total steps).
 
     Returns:
       The mean loss (nats a token) over the last tenth of the steps.
@@ -127,7 +127,7 @@ def train_policy(
 
 @functools.lru_cache(maxsize=8)
 def _compiled(network: PRMConfig, config: OptimizerConfig, steps: int) -> tuple[Any, optax.GradientTransformation]:
-    """The jitted step of a run of so many, kept for runs with other seeds."""
+    """The jitted step of a run of num_steps, cached for runs with other seeds."""
     schedule = optimizer.learning_rate_schedule(config, steps)
     tx = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),

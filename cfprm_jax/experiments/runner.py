@@ -1,8 +1,8 @@
-"""Runs a grid: one cell after another, each in a directory of its own that says what it was made from.
+"""Runs a grid of cells, each in its own directory.
 
-A cell's fingerprint is a hash of its options and of the content of its files. A cell whose directory has the same
-fingerprint is done; anything else is run, and written as one file that is whole or is not there. Several processes may
-work on one experiment: each takes cells that no other holds.
+The fingerprint of a cell is a hash of its options and of the content of its files. A cell whose directory contains the
+same fingerprint is skipped; any other is run, and its result written atomically as one file. Several processes may run
+one experiment: each takes cells that no other process has locked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cfprm_jax.runtime.progress import duration
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.
 _VERSION = 2
-# Batches whose tokens are counted to tell how many steps have as many as a run is to have.
+# Batches whose tokens are counted, to estimate the number of steps for a given number of tokens.
 _MEASURED_STEPS = 64
 
 
@@ -74,8 +74,8 @@ class CellResult:
 class Runner:
     """Makes data and runs cells."""
 
-    def __init__(self, materials: Materials, mesh: Mesh, say: Callable[[str], None]) -> None:
-        self._materials, self._mesh, self._say = materials, mesh, say
+    def __init__(self, materials: Materials, mesh: Mesh, log: Callable[[str], None]) -> None:
+        self._materials, self._mesh, self._log = materials, mesh, log
         self._bench = Bench(mesh)
         self._levels: dict[str, laboratory.Level] = {}
         self._tests: dict[str, list[TestSet]] = {}
@@ -101,7 +101,7 @@ class Runner:
                         result, seconds = self._run(cell)
                         ran += 1
                         left = (time.monotonic() - started) / ran * (len(grid) - len(found) - 1)
-                        self._say(
+                        self._log(
                             f"cell        {len(found) + 1}/{len(grid)} {cell.name}: {result.summary['steps']} steps, "
                             f"{seconds:.1f} s; {_accuracies(result)}; left {duration(left)} at most"
                         )
@@ -158,7 +158,7 @@ class Runner:
         if made is not None:
             root = self._materials.directory / LABORATORY
             self._levels[level] = laboratory.make(
-                root, level, seeds, made, self._materials.base.encoding, self._mesh, self._say
+                root, level, seeds, made, self._materials.base.encoding, self._mesh, self._log
             )
 
     def _model(self, level: str) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""One page of plain text that says what the numbers support, made from the numbers alone.
+"""Findings of an experiment as one page of plain text, generated from the numbers.
 
 The words follow from intervals, by rules that are the same whichever way the results fall. A difference counts as
 shown only where the interval that holds for its whole family excludes 0; intervals of single differences are reported,
@@ -20,7 +20,7 @@ def page(results: Results, families: Sequence[ContrastFamily], materials: Sequen
     """The text.
 
     Args:
-      materials: lines that say what the data is.
+      materials: lines that describe the data.
     """
     total = sum(len(family.differences) for family in families)
     paragraphs = [
@@ -59,7 +59,7 @@ def _family(family: ContrastFamily) -> str:
 
 
 def verdict(family: ContrastFamily) -> str:
-    """What the pooled difference says of the family's claim."""
+    """The conclusion of the pooled difference on the family's claim."""
     pooled = family.pooled
     if pooled is None:
         return "differences of several kinds are not averaged"

@@ -73,7 +73,7 @@ def normalise(answer: str) -> str:
 
 
 def extract(candidate: Candidate, dataset: str | None = None) -> str | None:
-    """The answer that a candidate gives, as the module's docstring says; None where there is none to be found."""
+    """The final answer of a candidate, by the rules of the module's docstring; None if there is none."""
     if candidate.predicted is not None:
         return candidate.predicted if bare(candidate.predicted) else None
     text = candidate.text if candidate.text is not None else "\n".join(candidate.steps or ())

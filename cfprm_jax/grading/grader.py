@@ -1,12 +1,11 @@
-"""Which candidates are right, and which give the same answer.
+"""Grading of candidates: which are correct, and which have the same answer.
 
 Graders: "math_verify" compares answers as mathematics (math_verify_rules), "prm800k" by the strict rules of PRM800K
-(prm800k_rules), "exact" as texts without what is only notation (answers.normalise), and "none" judges nothing: it takes
-each candidate's own "correct".
+(prm800k_rules), "exact" as normalised texts (answers.normalise), and "none" uses "correct" of the candidates.
 
-Candidates that give the same answer by the grader are one group of a vote: an answer belongs to the first group whose
-first answer it equals. The reference answer has no part in that. With "none" answers are grouped as "exact" does. An
-answer that takes too long to be compared is wrong, and a group of its own.
+Candidates with equal answers form one group of a vote: an answer joins the first group whose first answer it equals.
+The reference answer is not used for that. With "none", answers are grouped as by "exact". An answer whose comparison
+times out is wrong, and forms its own group.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _LISTED = 1000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Judgement:
-    """What a grader says about the candidates of one question.
+    """The grades of the candidates of one question.
 
     Attributes:
-      answers: what each gives; None where no answer was found.
-      correct: which are right.
-      group: numbers from 0, as they appear, for those that give the same answer; -1 without an answer.
+      answers: the answer of each candidate; None if none was found.
+      correct: whether each is correct.
+      group: index of the group of equal answers, in order of appearance; -1 without an answer.
     """
 
     answers: tuple[str | None, ...]
@@ -53,15 +52,15 @@ class Judgement:
 
 
 class Grader:
-    """Judges questions, and keeps count. Close it at the end; with `with` that happens by itself."""
+    """Grades questions and counts the results. A context manager; otherwise call close."""
 
     def __init__(self, name: str, seconds: float = 5.0, processes: int = 1) -> None:
-        """A grader whose processes start when there is something to compare.
+        """Creates a grader; its processes start with the first comparison.
 
         Args:
           name: one of GRADERS.
-          seconds: processor time that the comparison of two answers may take.
-          processes: that compare at once.
+          seconds: CPU time limit per comparison of two answers.
+          processes: number of processes.
         """
         self.name = name
         self._seconds = seconds
@@ -115,7 +114,7 @@ class Grader:
             correct = np.array([_own_word(question, number) for number in range(len(answers))])
         else:
             correct = np.array([answer is not None and bool(self._equal(answer, gold)) for answer in answers])
-        # What takes too long once would take too long again and again.
+        # An answer that timed out once would time out again.
         slow = {answer for answer in answers if answer is not None and self._equal(answer, gold) is None}
         for answer in answers:
             if answer is None or answer in groups:
@@ -134,10 +133,10 @@ class Grader:
         return Judgement(answers, correct, np.array([-1 if a is None else groups[a] for a in answers], np.int64))
 
     def _equal(self, predicted: str, gold: str) -> bool | None:
-        """Whether the grader takes the first for the second, None if it cannot say; a pair is compared once."""
+        """Whether two answers are equal, None without a verdict; each pair is compared once."""
         if self._comparer is None:
             return normalise(predicted) == normalise(gold)
-        # Most wrong answers are whole numbers, which no rules are needed for.
+        # Most wrong answers are whole numbers, which are compared here.
         one, other = predicted.strip(), gold.strip()
         if one == other:
             return bool(one)
@@ -185,7 +184,7 @@ def _own_word(question: Question, number: int) -> bool:
     correct = question.candidates[number].correct
     if correct is None:
         raise UserError(
-            f'{question.source}: candidate {number} has no "correct", which --grader=none takes; '
+            f'{question.source}: candidate {number} has no "correct", which --grader=none requires; '
             "--grader=math_verify compares the answers"
         )
     return correct

@@ -3,8 +3,8 @@ r"""The default grader: math-verify (Hugging Face), with what it leaves to its c
 math-verify reads both answers into sympy and compares them as mathematics: fractions with decimals (to six digits),
 percentages with shares, sets in any order, tuples and intervals in order, matrices, equations; a unit after a number
 does not count. Here words are compared as words (it would read "two" as t * w * o, and find "owt" equal), "None", which
-GSM-Plus has for a question without an answer, is answered by saying so, and digits are cleaned of thin spaces, a final
-full stop, and the words after them ("5 apples"; but not "5 million").
+GSM-Plus has for a question without an answer, equals a statement that there is none, and digits are cleaned of thin
+spaces, a final full stop, and the words after them ("5 apples"; but not "5 million").
 
 math-verify stops what takes too long by a signal, which works in a main thread only. Its timers are off here: these
 functions may take without end, and are to be called in a process that can be killed.
@@ -57,37 +57,37 @@ def equal(predicted: str, gold: str) -> bool:
     times = [_TIME.fullmatch(_unwrapped(answer)) for answer in (predicted, gold)]
     if times[0] and times[1]:
         return _clock(times[0]) == _clock(times[1])
-    (given, given_unit), (wanted, wanted_unit) = notation.cleaned(predicted), notation.cleaned(gold)
-    if given_unit and wanted_unit and given_unit != wanted_unit and "unit" not in (given_unit, wanted_unit):
+    (given, given_unit), (expected, expected_unit) = notation.cleaned(predicted), notation.cleaned(gold)
+    if given_unit and expected_unit and given_unit != expected_unit and "unit" not in (given_unit, expected_unit):
         return False
-    if normalise(given) == normalise(wanted):
-        return bool(normalise(wanted))
-    if not normalise(given) or not normalise(wanted):
+    if normalise(given) == normalise(expected):
+        return bool(normalise(expected))
+    if not normalise(given) or not normalise(expected):
         return False
-    if words(wanted) is not None or words(given) is not None:
-        return _letters(given) == _letters(wanted)
-    given, wanted = _values_of_one_letter(given), _values_of_one_letter(wanted)
-    if verdict := _by_form(given, wanted):
+    if words(expected) is not None or words(given) is not None:
+        return _letters(given) == _letters(expected)
+    given, expected = _values_of_one_letter(given), _values_of_one_letter(expected)
+    if verdict := _by_form(given, expected):
         return verdict == "equal"
-    return _as_mathematics(given, wanted)
+    return _as_mathematics(given, expected)
 
 
-def _by_form(given: str, wanted: str) -> str | None:
+def _by_form(given: str, expected: str) -> str | None:
     """The verdict where the form of two answers decides: bases, lists that go on, sets beside tuples, named values."""
-    bases = [_BASE.fullmatch(answer.replace(" ", "")) for answer in (given, wanted)]
+    bases = [_BASE.fullmatch(answer.replace(" ", "")) for answer in (given, expected)]
     if bases[1]:
         # Without its base a numeral is another number.
         same = bases[0] is not None and (bases[0]["digits"], bases[0]["base"]) == (bases[1]["digits"], bases[1]["base"])
         return "equal" if same else "different"
-    if _GOES_ON.search(given) or _GOES_ON.search(wanted):
+    if _GOES_ON.search(given) or _GOES_ON.search(expected):
         # Dots are not read, and what stands between them is no set.
-        same = normalise(_GOES_ON.sub("…", given)) == normalise(_GOES_ON.sub("…", wanted))
+        same = normalise(_GOES_ON.sub("…", given)) == normalise(_GOES_ON.sub("…", expected))
         return "equal" if same else "different"
-    kinds = {_bracket(given), _bracket(wanted)}
+    kinds = {_bracket(given), _bracket(expected)}
     if kinds == {"set", "tuple"}:
         return "different"
-    named = [_named(answer) for answer in (given, wanted)]
-    for one, other, values in ((named[0], named[1], wanted), (named[1], named[0], given)):
+    named = [_named(answer) for answer in (given, expected)]
+    for one, other, values in ((named[0], named[1], expected), (named[1], named[0], given)):
         if one is None or len(one) < 2:
             continue
         if other is not None:
@@ -101,13 +101,13 @@ def _by_form(given: str, wanted: str) -> str | None:
     return None
 
 
-def _as_mathematics(given: str, wanted: str) -> bool:
+def _as_mathematics(given: str, expected: str) -> bool:
     """What math-verify finds, unless the numbers are far apart beside their size."""
-    if notation.is_interval(given) != notation.is_interval(wanted):
-        given, wanted = notation.inequality(given) or given, notation.inequality(wanted) or wanted
-    one, other = _parsed(wanted), _parsed(given)
+    if notation.is_interval(given) != notation.is_interval(expected):
+        given, expected = notation.inequality(given) or given, notation.inequality(expected) or expected
+    one, other = _parsed(expected), _parsed(given)
     if one is None or other is None:
-        return normalise(given) == normalise(wanted)
+        return normalise(given) == normalise(expected)
     import sympy
     from math_verify import verify
 

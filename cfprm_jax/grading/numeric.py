@@ -1,4 +1,4 @@
-"""Whether two numbers that math-verify takes for equal are as near as their digits say.
+"""Comparison of two numbers relative to their size.
 
 math-verify compares by absolute tolerances (1e-6 for decimals, about 1e-15 else), under which all numbers near zero are
 one: 1/2006! and 1/2004!. The difference has to be small beside the numbers too.

@@ -12,12 +12,12 @@ normal form of the MATH data set:
 3. Or whose plain forms have the same brackets and the same number of elements, each of them equal: two fractions of
    whole numbers only as texts, so that 2/4 is not 1/2; a whole number only to a whole number; anything else if sympy
    simplifies the difference to 0.
-4. sympy is asked only about expressions with at most two different letters and without exponents that are in brackets,
+4. sympy is used only for expressions with at most two different letters and without exponents that are in brackets,
    nested, or of more than one digit.
 
 Where this differs from the published program: an expression is read by a grammar of our own (expressions), as the
 program has Python evaluate it; roots keep their index, so that 1/\sqrt[3]{3} is not \sqrt{3}/3; a numerator or
-denominator of several terms or factors keeps its brackets; a command that is not known keeps its name; and a whole
+denominator of several terms or factors keeps its brackets; an unknown command keeps its name; and a whole
 number is one exactly and in digits, where the program rounds (0.00000001 would be 0) and takes an underscore between
 digits (52_8 would be 528).
 """
@@ -68,17 +68,17 @@ def equal(predicted: str, gold: str) -> bool:
     predicted, gold = characters.plain(predicted), characters.plain(gold)
     if math_form(predicted) == math_form(gold):
         return True
-    given, wanted = plain_form(predicted), plain_form(gold)
-    if given == wanted:
+    given, expected = plain_form(predicted), plain_form(gold)
+    if given == expected:
         return True
-    if not given or not wanted:
+    if not given or not expected:
         return False
-    given_parts, wanted_parts = _elements(given), _elements(wanted)
-    if len(given_parts) != len(wanted_parts):
+    given_parts, expected_parts = _elements(given), _elements(expected)
+    if len(given_parts) != len(expected_parts):
         return False
-    if len(wanted_parts) > 1 and (given[0] != wanted[0] or given[-1] != wanted[-1]):
+    if len(expected_parts) > 1 and (given[0] != expected[0] or given[-1] != expected[-1]):
         return False
-    return all(_equal_element(a, b) for a, b in zip(given_parts, wanted_parts, strict=True))
+    return all(_equal_element(a, b) for a, b in zip(given_parts, expected_parts, strict=True))
 
 
 def math_form(answer: str) -> str:
@@ -156,18 +156,18 @@ def _elements(text: str) -> list[str]:
     return [text]
 
 
-def _equal_element(given: str, wanted: str) -> bool:
+def _equal_element(given: str, expected: str) -> bool:
     """Rule 3 for one element."""
-    if _DIGIT_FRACTION.fullmatch(given) and _DIGIT_FRACTION.fullmatch(wanted):
-        return given == wanted
-    if (_digits(_THOUSANDS.sub("", given)) is None) != (_digits(_THOUSANDS.sub("", wanted)) is None):
+    if _DIGIT_FRACTION.fullmatch(given) and _DIGIT_FRACTION.fullmatch(expected):
+        return given == expected
+    if (_digits(_THOUSANDS.sub("", given)) is None) != (_digits(_THOUSANDS.sub("", expected)) is None):
         return False
-    return _no_difference(given, wanted)
+    return _no_difference(given, expected)
 
 
-def _no_difference(given: str, wanted: str) -> bool:
-    """Whether sympy, where it may be asked (rule 4), finds that the difference is 0."""
-    difference = f"({wanted})-({given})"
+def _no_difference(given: str, expected: str) -> bool:
+    """Whether sympy, where rule 4 allows it, finds that the difference is 0."""
+    difference = f"({expected})-({given})"
     letters = {character for character in difference.replace("sqrt", "").replace("frac", "") if character.isalpha()}
     if len(letters) > _MOST_LETTERS or _REFUSED_EXPONENT.search(difference):
         return False

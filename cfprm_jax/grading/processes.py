@@ -67,11 +67,11 @@ class Comparer:
         self.stopped: list[Stopped] = []
 
     def equal(self, predicted: str, reference: str) -> bool | None:
-        """Whether the predicted answer is right; None where that cannot be told, which is noted in stopped."""
+        """Whether the predicted answer is correct; None without a verdict, which is recorded in stopped."""
         worker = getattr(self._own, "worker", None)
         if worker is None or not worker.alive:
             worker = self._own.worker = self._started()
-        verdict = worker.ask([predicted, reference], self._patience)
+        verdict = worker.compare([predicted, reference], self._patience)
         if isinstance(verdict, bool):
             return verdict
         with self._lock:
@@ -126,10 +126,10 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
-    def ask(self, pair: list[str], seconds: float) -> bool | str:
+    def compare(self, pair: list[str], seconds: float) -> bool | str:
         """The verdict, or why there is none; without one the process has ended."""
         assert self._process.stdin is not None
         try:

@@ -40,7 +40,7 @@ def choose(
       logits: float32.
       keys: a key a row; its token depends on this row's logits and key alone.
       temperature: positive; None takes the most probable token, the first on a tie.
-      top_k: draw among so many most probable tokens; 0 among all.
+      top_k: number of most probable tokens to draw from; 0 is all.
       top_p: draw among the most probable tokens that together have this share of the mass; None
         among all.
     """
@@ -70,7 +70,7 @@ def _from_sorted(
 
 
 def _nucleus(weights: Float[Array, "vocab rows"], keys: Key[Array, " rows"], top_p: Number) -> Int[Array, " rows"]:
-    """A draw from the nucleus, as this module's docstring says."""
+    """A draw from the nucleus; see the docstring of the module."""
     limit = top_p * weights.sum(axis=0)
     rows = weights.shape[1]
 

@@ -52,12 +52,12 @@ def open_policy(directory: str | pathlib.Path, dtype: str, mesh: Mesh) -> Policy
       mesh: where the parameters go.
 
     Raises:
-      UserError: a directory that is no supported language model, has no weights, or no token that ends a turn.
+      UserError: the directory is not a supported language model, has no weights, or no end-of-turn token.
     """
     directory = pathlib.Path(directory)
     backbone, raw = loading.read_config(directory)
     if loading.head_of(directory) is not None:
-        raise UserError(f"{directory} has a reward head (score.*): it is a process reward model, which says nothing")
+        raise UserError(f"{directory} has a reward head (score.*): it is a process reward model, not a language model")
     dtype = compute_dtype(dtype, {}, directory)
     # One prompt is short, and is computed once for all its candidates: no kernel is worth its limits here.
     config = PRMConfig(backbone=backbone, dtype=dtype, attention="xla")
@@ -67,7 +67,7 @@ def open_policy(directory: str | pathlib.Path, dtype: str, mesh: Mesh) -> Policy
     stops = stop_ids(directory, raw, tokenizer)
     specs = param_specs(config)
     shardings = rules.param_shardings(mesh, specs)
-    # The reward head that this asks for is the price of one way to load; it is dropped.
+    # load_params always creates a reward head; it is dropped.
     params, _ = loading.load_params(
         directory, config, shardings=shardings, dtype=jnp.dtype(dtype), head_key=jax.random.key(0)
     )
@@ -116,7 +116,7 @@ def _lm_head(directory: pathlib.Path, shape: tuple[int, int]) -> StoredTensor:
     held = [tensor for tensor in list_directory(directory).tensors if tensor.name == _LM_HEAD]
     if len(held) != 1:
         found = "no" if not held else "more than one"
-        raise UserError(f"{directory}: {found} {_LM_HEAD}, and config.json says that it is not the embedding")
+        raise UserError(f"{directory}: {found} {_LM_HEAD}, and config.json does not tie it to the embedding")
     if held[0].shape != shape:
         raise UserError(f"{directory}: {_LM_HEAD} has shape {list(held[0].shape)}, expected {list(shape)}")
     return held[0]

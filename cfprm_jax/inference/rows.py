@@ -18,8 +18,8 @@ from cfprm_jax.inference.scorer import Computation, Plan, Scorer
 SourcedRow = tuple[dict[str, Any], str]
 """A decoded row, and the "file:line" that it comes from."""
 
-# Rows are scored in groups of so many solutions, or characters: enough to fill batches, few enough to be written soon.
-# Where a group ends depends on the rows alone, so that one that was cut by a kill is made again as it was.
+# Rows are scored in groups of this many solutions or characters: enough to fill batches, few enough to be written soon.
+# The end of a group depends on the rows alone, so that a group interrupted by a kill is repeated with the same rows.
 _SOLUTIONS = 512
 _CHARACTERS = 200_000
 
@@ -68,14 +68,14 @@ def score_rows(
 ) -> Iterator[SourcedRow]:
     """The rows with "step_scores" and "step_logits" in every solution, in their order.
 
-    Of a model with a redundancy output every solution has "step_redundancy", too.
+    With a redundancy output, every solution also has "step_redundancy".
 
-    A row is changed in place, and scores that it already has are replaced. Candidates with a text and no steps are
-    split at the step separator. A solution without steps or over the model's max_length gets null. counts is kept up
-    to date. Reading and tokenising go on in a thread while the device computes, so items are asked for ahead, there.
+    Rows are modified in place; existing scores are replaced. Candidates with a text and no steps are split at the step
+    separator. A solution without steps or over the model's max_length has null scores. counts is updated. Rows are read
+    and tokenised ahead, in a thread, while the device computes.
 
     Args:
-      written: rows at the beginning that are there already; they do not come out, and of those that do every score is
+      written: number of rows that were written before; they are not yielded, and every score of the others is
         the same to the bit.
 
     Raises:

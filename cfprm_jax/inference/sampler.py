@@ -123,7 +123,7 @@ class Sampler:
     ) -> Iterator[list[Generated]]:
         """The candidates of every prompt, prompt by prompt in their order.
 
-        The device goes on while the caller uses what this yields.
+        The device continues while the caller uses the yielded candidates.
 
         Args:
           report: called after every few tokens.
@@ -171,17 +171,17 @@ class _Cache:
         self.content = _insert(self._mesh, self.content, self._prompt[1], places)
 
     def fit(self, length: int, shrink: bool = True) -> None:
-        """Room for so many columns, and not much more."""
-        wanted = _cache_blocks(length)
-        if wanted > self.content.blocks or (shrink and wanted < self.content.blocks):
-            self.content = _resize(self._mesh, self.content, wanted)
+        """Resizes the cache for at least length columns."""
+        blocks = _cache_blocks(length)
+        if blocks > self.content.blocks or (shrink and blocks < self.content.blocks):
+            self.content = _resize(self._mesh, self.content, blocks)
 
 
 class _Run:
     """The host's side: which candidate each row has, and what is finished.
 
     Attributes:
-      state: int32 [7, rows], what a decode step needs to know of each row.
+      state: int32 [7, rows], the state of each row for a decode step.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ def _prompt_length(length: int) -> int:
 
 
 def _cache_blocks(columns: int) -> int:
-    """The smallest cache for so many columns: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... blocks."""
+    """The size in blocks of the smallest cache for a number of columns: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... blocks."""
     blocks = -(-columns // BLOCK)
     power = 1
     while power < blocks:

@@ -63,7 +63,7 @@ class ScoringBatch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be computed for so many solutions."""
+    """The batches for a number of solutions."""
 
     solutions: int
     batches: list[ScoringBatch]
@@ -108,17 +108,17 @@ class Scorer:
         row_length: int = 0,
         mesh: Mesh | None = None,
     ) -> None:
-        """A scorer for a PRM whose parameters are where the mesh wants them.
+        """Creates a scorer for a PRM whose parameters are sharded over the mesh.
 
         Args:
-          packing: "tree", "sequence" or "none", which give the same scores; trees compute least.
-          batch_rows: most rows of a batch, rounded up to what the mesh splits evenly.
-          row_length: tokens of a row; 0 takes about the width of the network, more for longer solutions, less for what
-            fills no row.
-          mesh: rows are split over its data and fsdp axes; None is one device.
+          packing: "tree", "sequence" or "none". Scores are the same; "tree" computes the fewest tokens.
+          batch_rows: maximum number of rows of a batch, rounded up to a multiple that the mesh divides.
+          row_length: tokens per row; 0 selects about the width of the network, more for longer solutions, less for a
+            row that is not filled.
+          mesh: rows are sharded over its data and fsdp axes; None is a single device.
 
         Raises:
-          UserError: rows shorter than the model's max_length.
+          UserError: rows are shorter than the model's max_length.
         """
         self._loaded = loaded
         self._packing = packing
@@ -202,7 +202,8 @@ class Scorer:
           lengths, shared: tokens of each sequence, and what it has in common with the one before it.
         """
         costs = [length * (1 + length / self._attention) for length in self._lengths]
-        best, cut = [0.0], [(0, 0)]  # of the first so many sequences: cost, and (row length, first) of the last row
+        # best[k] is the cost of the first k sequences, cut[k] the (row length, first) of their last row.
+        best, cut = [0.0], [(0, 0)]
         for end in range(1, len(lengths) + 1):
             found, where, more = math.inf, (0, 0), 0
             for first in range(end - 1, -1, -1):
@@ -252,7 +253,7 @@ def _lengths(longest: int, usual: int) -> tuple[int, ...]:
 
 
 def _joined(rows: Sequence[ScoringBatch], count: int) -> ScoringBatch:
-    """Single rows as one batch of so many; those that are missing are padding."""
+    """Single rows as one batch of count rows, filled up with padding."""
     length = rows[0].rows[0].shape[1]
     empty = np.zeros((count - len(rows), length), np.int32)
     ends = empty + np.arange(1, length + 1, dtype=np.int32)

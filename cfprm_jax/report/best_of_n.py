@@ -90,7 +90,7 @@ def _collected(questions: Iterable[Question], collector: diagnostics.Collector) 
     """The same questions; the scores of their candidates are collected as they pass by."""
     for question in questions:
         for candidate in question.candidates:
-            # Logits tell apart what scores, which round to 1, do not.
+            # Logits differ where scores round to 1.
             scores = candidate.step_scores if candidate.step_logits is None else candidate.step_logits
             collector.add(scores, candidate.steps)
         yield question

@@ -20,7 +20,7 @@ _MARKERS = (
 
 
 def drawing(curves: Sequence[Curve], title: str, number: int) -> str:
-    """The SVG of one panel; number tells its identifiers from those of other panels."""
+    """The SVG of one panel; number makes its identifiers unique among panels."""
     every = sorted({point[0] for curve in curves for point in curve.points})
     low = min(point[2] for curve in curves for point in curve.points)
     high = max(point[3] for curve in curves for point in curve.points)
@@ -57,8 +57,8 @@ def drawing(curves: Sequence[Curve], title: str, number: int) -> str:
         path = "L".join(f"{x(n):.1f} {y(a):.1f}" for n, a, _, _ in curve.points)
         out.append(f'<g class="curve c{place}"><path class="line" d="M{path}"/>')
         for n, accuracy, low, high in curve.points:
-            said = f"{curve.name}, n = {n}: {100 * accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-            out.append(f"<g><title>{html.escape(said)}</title>{_marker(place, x(n), y(accuracy))}</g>")
+            label = f"{curve.name}, n = {n}: {100 * accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+            out.append(f"<g><title>{html.escape(label)}</title>{_marker(place, x(n), y(accuracy))}</g>")
         out.append("</g>")
     return "".join([*out, "</svg>"])
 

@@ -16,7 +16,7 @@ def asset(name: str) -> str:
 
 
 def policy_hash(text: str) -> str:
-    """What the content security policy knows an inline script or style by."""
+    """The source expression of an inline script or style in the content security policy."""
     return f"'sha256-{base64.b64encode(digests.raw(text)).decode()}'"
 
 
@@ -40,7 +40,7 @@ def table(grid: Sequence[Sequence[str]], label: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """A number, with what is said of its certainty in smaller print."""
+    """A number, with its interval in smaller print."""
     number, bracket, rest = text.partition(" [")
     certainty = f' <span class="interval">[{html.escape(rest)}</span>' if bracket and number else ""
     return f"{html.escape(number)}{certainty}" if certainty else html.escape(text)

@@ -1,6 +1,6 @@
 """The report as one HTML file that needs nothing else: tables, curves, and every candidate's steps with their scores.
 
-What candidates say is in the file as JSON, compressed by gzip and written in base64: an index, which the page reads
+The candidates are stored in the file as JSON, compressed by gzip and encoded in base64: an index, which the page reads
 when it opens, and blocks of a few questions, each of which it reads when one of them is looked at. So a page of 500
 questions with 64 candidates opens at once. Text from the data becomes text on the page and never markup, and the page's
 own content security policy forbids every script but the one whose hash it names, and every request.
@@ -32,7 +32,7 @@ from cfprm_jax.runtime import atomic
 
 # Questions that are unpacked together when one of them is opened.
 _BLOCK = 8
-# Where a text has no steps of its own: what they are cut at unless a run says otherwise.
+# Separator of texts that are not divided into steps, unless a run has another.
 _SEPARATOR = "\n\n"
 
 
@@ -40,7 +40,7 @@ class PageCollector:
     """Takes what the page shows of the questions as they pass by, so that they need not be kept."""
 
     def __init__(self, most: int) -> None:
-        """Of the first questions only, at most so many."""
+        """Keeps the first `most` questions."""
         self._most = most
         self._summaries: list[dict[str, Any]] = []
         self._blocks: list[str] = []
@@ -102,7 +102,7 @@ class PageCollector:
                 ]
                 for name, weights in pool.weights.items()
             }
-            # Logits tell apart what scores, which round to 1, do not.
+            # Logits differ where scores round to 1.
             summary["order"] = {
                 name: np.argsort(-ranks[place, :count], kind="stable").tolist() for name, ranks in pool.ranks.items()
             }

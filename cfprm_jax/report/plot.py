@@ -9,7 +9,7 @@ from typing import Any
 from cfprm_jax.report.series import Curve, columns, curves
 from cfprm_jax.runtime import atomic
 
-# Okabe and Ito's colours, which people with any colour vision tell apart; dashes and markers say the same again.
+# Okabe and Ito's colours, distinguishable with any colour vision; dashes and markers encode the same.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7F7F7F", "#5D3A9B")
 DASHES = ("-", "--", "-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "--", "-.", ":")
 _MARKERS = "so^Dv<>P*X"

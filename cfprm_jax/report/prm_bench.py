@@ -321,11 +321,11 @@ def _case(case: Case, scores: CaseScores) -> str:
     step_of = [step for step, size in enumerate(pieces, 1) for _ in range(size)]
     items = []
     for place, (text, step) in enumerate(zip(case.steps, step_of, strict=True)):
-        said = [f"{scores.validity[place]:.3f}"]
+        parts = [f"{scores.validity[place]:.3f}"]
         if scores.redundancy is not None:
-            said.append(f"redundancy {scores.redundancy[place]:.3f}")
+            parts.append(f"redundancy {scores.redundancy[place]:.3f}")
         if step in case.error_steps:
-            said.append("wrong")
-        items.append(f'<li value="{step}"><strong>{", ".join(said)}</strong> {html.escape(text)}</li>')
+            parts.append("wrong")
+        items.append(f'<li value="{step}"><strong>{", ".join(parts)}</strong> {html.escape(text)}</li>')
     title = html.escape(f"{case.classification} {case.idx}")
     return f"<details><summary>{title}</summary><p>{html.escape(case.question)}</p><ol>{''.join(items)}</ol></details>"

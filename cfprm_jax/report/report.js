@@ -298,13 +298,13 @@
     $("previous").addEventListener("click", () => move(-1));
     $("next").addEventListener("click", () => move(1));
     list();
-    const wanted = new URLSearchParams(location.hash.slice(1)).get("question");
-    const place = data.questions.findIndex((q) => q.id === wanted);
+    const requested = new URLSearchParams(location.hash.slice(1)).get("question");
+    const place = data.questions.findIndex((q) => q.id === requested);
     if (place >= 0) await open(place, true);
     else if (data.questions.length) {
       // The first question to look at, without taking the reader away from the top of the page.
       await open(0, false);
-      history.replaceState(null, "", location.pathname + location.search + (wanted === null ? location.hash : ""));
+      history.replaceState(null, "", location.pathname + location.search + (requested === null ? location.hash : ""));
     }
     document.documentElement.dataset.ready = "true";
   };

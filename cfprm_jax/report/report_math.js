@@ -1,6 +1,6 @@
 "use strict";
 // Text with LaTeX in it as HTML and MathML. Temml renders a formula; this finds where formulas begin and end, and shows what
-// Temml does not know as its source. Text never becomes markup.
+// Temml does not support as its source. Text never becomes markup.
 const texMath = (() => {
   const formula = (source, display) => {
     const tex = source.trim();

@@ -93,7 +93,7 @@ def _row(row: AccuracyRow) -> dict[str, Any]:
 
 
 def caption(outcome: Mapping[str, Any]) -> str:
-    """One paragraph that says what the main table's numbers are."""
+    """The caption of the main table."""
     config, pool = outcome["config"], outcome["pool"]
     size = f"{pool}" if isinstance(pool, int) else f"{pool[0]} to {pool[1]}"
     chosen = f"mean ± standard deviation over {config['draws']} random subsets of n" if config["draws"] else "first n"
@@ -106,22 +106,22 @@ def caption(outcome: Mapping[str, Any]) -> str:
 
 
 def grading_note(outcome: Mapping[str, Any]) -> str:
-    """What there is to say about the grading: answers not found, pairs without a verdict, and other opinions."""
+    """A note on grading: answers not found, pairs without a verdict, and disagreements with "correct"."""
     grading = outcome["grading"]
     if grading["grader"] == "none":
         return f'{grading["candidates"]:,} candidates, right or wrong by their own "correct".'
-    said = [f"{grading['candidates']:,} candidates graded by {grading['grader']}"]
+    parts = [f"{grading['candidates']:,} candidates graded by {grading['grader']}"]
     if grading["without_answer"]:
-        said.append(f"{grading['without_answer']:,} give no answer")
+        parts.append(f"{grading['without_answer']:,} give no answer")
     if grading["without_verdict"]:
-        said.append(
+        parts.append(
             f"{grading['without_verdict']:,} of {grading['pairs_compared']:,} pairs of answers took longer than "
             f"{grading['seconds_a_pair']:g} s or could not be read, and count as different"
         )
     if grading["with_own_correct"]:
         differ = f"{grading['differs_from_own_correct']:,} of {grading['with_own_correct']:,}"
-        said.append(f'{differ} differ from their own "correct"')
-    return "; ".join(said) + "."
+        parts.append(f'{differ} differ from their own "correct"')
+    return "; ".join(parts) + "."
 
 
 def summary(outcome: Mapping[str, Any]) -> str:

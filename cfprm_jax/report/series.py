@@ -79,7 +79,7 @@ def cells(rows: Sequence[Cell]) -> dict[tuple[str, str | None, int], Cell]:
 
 
 def own_lines(outcome: Mapping[str, Any]) -> list[Line]:
-    """The lines of the second system that differ from the first one's anywhere: votes may not know the scores."""
+    """The lines of the second system that differ from the first one's anywhere: votes may not use the scores."""
     first, second = cells(outcome["rows"]), cells(outcome["rows2"])
     return [
         line

@@ -140,8 +140,8 @@ def markdown(grid: Grid) -> str:
 def latex(outcome: Mapping[str, Any]) -> str:
     r"""A table* like the paper's main table: a row a system, for each data set a column an n and their average.
 
-    It wants the packages booktabs, multirow and graphicx. Several aggregations are rows of their own; what is no choice
-    by scores follows below a rule.
+    Requires the packages booktabs, multirow and graphicx. Each aggregation has its own row; methods without scores
+    follow below a rule.
     """
     shown = columns(outcome)
     every = sizes(outcome["rows"])

@@ -48,7 +48,7 @@ def materialise(directory: str | pathlib.Path, seed: int, config: WorldConfig | 
     Training and held-out problems are disjoint, and all distinct.
 
     Raises:
-      UserError: the configuration asks for more problems than there are.
+      UserError: the configuration requires more distinct problems than there are.
     """
     config = config or WorldConfig()
     with atomic.updated_directory(directory) as scratch:

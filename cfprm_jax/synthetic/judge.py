@@ -1,4 +1,4 @@
-"""The exact judge of any solution: what its texts say about a problem, whoever wrote them.
+"""Exact labels of any solution of the arithmetic world, from its texts.
 
 A solution that a model sampled comes as texts alone. A worked move is taken for the next one in line, a move that is
 worked out "again" for the one of the problem that it names (or the last, if the problem has no such move): from there
@@ -21,7 +21,7 @@ _KINDS = {"so": "restate", "answer": "answer", "": "get"}
 
 
 class ExactJudgement(NamedTuple):
-    """What a solution is worth.
+    """Labels and answer of a solution.
 
     Attributes:
       labels: 1 or 0 of each step.
@@ -33,7 +33,7 @@ class ExactJudgement(NamedTuple):
 
 
 def parse(text: str, problem: Problem, done: int) -> Step | None:
-    """The step that a text is, after so many worked moves; None if it is no step."""
+    """Parses the text of a step that follows `done` worked moves; None if it is not a step."""
     if text == "so":
         return Step("idle", 0)
     if match := _STATED.fullmatch(text):
@@ -59,16 +59,16 @@ def judge(problem: Problem, texts: Sequence[str]) -> ExactJudgement:
         steps.append(step)
         if step is not None and step.index >= 0:
             done = step.index + 1
-    told = iter(labels(problem, [step for step in steps if step is not None]))
+    known = iter(labels(problem, [step for step in steps if step is not None]))
     last = steps[-1] if steps else None
     return ExactJudgement(
-        labels=tuple(0 if step is None else next(told) for step in steps),
+        labels=tuple(0 if step is None else next(known) for step in steps),
         answer=last.day if last is not None and last.kind == "answer" else None,
     )
 
 
 def true_step(problem: Problem, texts: Sequence[str]) -> str:
-    """The step that goes on rightly after steps that are all right: the next move worked out, or the answer."""
+    """The correct next step after correct steps: the next move worked out, or the answer."""
     done, half = 0, False
     for text in texts:
         step = parse(text, problem, done)
@@ -85,7 +85,7 @@ def true_step(problem: Problem, texts: Sequence[str]) -> str:
 
 
 def parse_problem(question: str) -> Problem | None:
-    """The problem that a question asks; None if it is none of this world."""
+    """The problem of a question; None if it is not of this world."""
     match = re.fullmatch(rf"start=(?P<start>{_DAY})(?P<moves>(?:[+-](?:{_DAY}))+)", question)
     if match is None:
         return None

@@ -2,7 +2,7 @@
 
 Mistakes (:data:`~cfprm_jax.synthetic.world.MISTAKES`) are slips of a moment, or the bias of a problem: one move and one
 mistake that a solution of this problem makes with a probability of its own. So where that is above one half the
-majority of the solutions agree on the same wrong answer, and only looking at the steps tells which ones to trust. A
+majority of the solutions agree on the same wrong answer, and only the steps show which ones are correct. A
 misconception does the same for a day and a move in every problem, so that a model that imitates solutions learns it.
 """
 

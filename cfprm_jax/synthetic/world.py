@@ -1,4 +1,4 @@
-"""The arithmetic world: problems, what a step can say about one, and the exact label of every step.
+"""The arithmetic world: problems, the kinds of steps of a solution, and the exact label of every step.
 
 A problem is a day of the week, zero to six, and some moves by days, such as "start=three+two-four": days are counted
 modulo 7, so here +two gives five and -four gives one. No move occurs twice in a problem, unless the world repeats
@@ -7,15 +7,15 @@ moves. A solution is a list of steps, one text each:
     three+two=five          work a move out: the day before, the move as read, the day after
     three+two=five again    the same, going back to a move that was worked out before
     so=five                 restate the day, which adds nothing
-    three+two               a move told in two steps: the day before and the move as read,
+    three+two               a move split into two steps: the day before and the move as read,
     =five                   and then the day after
-    so                      say nothing at all
+    so                      an empty step
     answer=one              the last step
 
 A step is positive iff everything that it states is true of the problem, and then the day that it leaves is true as
 well: a worked move starts from the true day before that move, reads the move as the problem has it, and gets the day
 after right; a restated day is the true one where the solution stands; the answer is the true last day and no move is
-left. A step that says nothing has the label of the step before it, and is positive as the first. So what follows a
+left. An empty step has the label of the step before it, and is positive as the first. So what follows a
 mistake is negative until a step goes back and works the move out from the true day, from where steps are positive
 again. Since moves can be undone, a wrong day never becomes right by itself: only a second mistake can make it so.
 """
@@ -68,9 +68,9 @@ class WorldConfig:
     redundancy_rate: float = 0.2
     """A step is followed by one that restates the day."""
     split_rate: float = 0.0
-    """A worked move is told in two steps."""
+    """A worked move is split into two steps."""
     idle_rate: float = 0.0
-    """A step is followed by one that says nothing."""
+    """A step is followed by an empty one."""
     review_rate: float = 0.1
     """Before its next step a solution goes back, at most once: to its first mistake, or else to its last move."""
     stop_rate: float = 0.7
@@ -210,6 +210,6 @@ def distinct_problems(config: WorldConfig, count: int, rng: np.random.Generator,
         if len(problems) == count:
             return problems
     raise UserError(
-        f"synthetic world: {count} more distinct problems asked for, but problems of {config.min_moves} to "
+        f"synthetic world: {count} more distinct problems requested, but problems of {config.min_moves} to "
         f"{config.max_moves} moves are too few: use more moves"
     )

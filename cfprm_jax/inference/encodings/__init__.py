@@ -20,7 +20,7 @@ from cfprm_jax.inference.encodings.rlhflow import RLHFlowEncoder
 from cfprm_jax.inference.encodings.skywork import SkyworkEncoder
 from cfprm_jax.inference.encodings.trl import TRLEncoder
 
-# The most tokens of a solution where nothing says what a PRM was trained for: what published PRMs have.
+# Maximum length of a solution for a PRM without prm.json: that of published PRMs.
 _LONGEST = 4096
 
 
@@ -84,6 +84,8 @@ def default_config(name: str, positions: int, step_separator: str = "") -> Encod
     """
     encoding = TABLE[name]
     if step_separator and not encoding.separable:
-        raise UserError(f"--step_separator={step_separator}, but the encoding {name} has its own: leave it out")
+        raise UserError(
+            f"--step_separator={step_separator}, but the separator of the encoding {name} is fixed: omit it"
+        )
     config = EncodingConfig(max_length=min(_LONGEST, positions), step_separator=step_separator or encoding.separator)
     return config if encoding.marker else dataclasses.replace(config, marker="", system_prompt="")

@@ -34,13 +34,13 @@ def recognise(directory: pathlib.Path, encoding: str, raw: dict[str, Any]) -> Re
       raw: its config.json.
 
     Raises:
-      UserError: the files do not tell the encoding, or contradict the one that is named.
+      UserError: the files do not determine the encoding, or contradict the given one.
     """
     if encoding not in ENCODINGS:
         raise UserError(f"--encoding: {encoding!r} is not among: {', '.join(ENCODINGS)}")
     if (directory / PRM_FILE).is_file():
         if encoding not in ("auto", "cfprm"):
-            raise UserError(f"--encoding={encoding}, but {directory / PRM_FILE} describes a cfprm PRM: leave it out")
+            raise UserError(f"--encoding={encoding}, but {directory / PRM_FILE} describes a cfprm PRM: omit it")
         return Recognised("cfprm", PRM_FILE)
     if encoding != "auto":
         return Recognised(encoding, f"--encoding={encoding}")
@@ -54,7 +54,7 @@ def recognise(directory: pathlib.Path, encoding: str, raw: dict[str, Any]) -> Re
             return Recognised("qwen_prm", f"Qwen2ForProcessRewardModel, and {MARKER} in its tokenizer")
         raise UserError(
             f"{directory} does not record its encoding (no {PRM_FILE}, and its files are not those of a known "
-            f"published PRM): name it by --encoding={'|'.join(name for name in ENCODINGS if name != 'auto')}; "
+            f"published PRM): set --encoding={'|'.join(name for name in ENCODINGS if name != 'auto')}; "
             "of TRL's trainer it is trl"
         )
     card = directory / _CARD
