@@ -1,6 +1,6 @@
 """The frontier: accuracy against computed tokens for ways to batch and to weigh the same labels.
 
-The name of a treatment contains all of its parameters, such as "together0.node.negatives1.step1000.train200000.rate0.002":
+The name of a treatment has all parameters, such as "together0.node.negatives1.step1000.train200000.rate0.002":
 trajectories of a record that stay together (--record_chunk; 1 shuffles them one by one in rows that share nothing),
 --label_weight, --negative_weight, --batch_tokens, tokens that the run computes, learning rate.
 """
