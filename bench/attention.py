@@ -21,8 +21,8 @@ import numpy as np
 from common import seconds_of, select_devices, take_turns, write_json
 
 from cfprm_jax import flags
-from cfprm_jax.config import Options, option
 from cfprm_jax.models.attention import attention
+from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import config_files
 
 _BRANCH = 32

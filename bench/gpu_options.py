@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cfprm_jax.config import Options, option
+from cfprm_jax.options import Options, option
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,21 +18,13 @@ from typing import Any
 from common import write_json
 
 from cfprm_jax import flags
-from cfprm_jax.config import (
-    PACKINGS,
-    EncodingConfig,
-    GranularityConfig,
-    Options,
-    PackingConfig,
-    ReadConfig,
-    option,
-    parse_granularity,
-)
+from cfprm_jax.config import PACKINGS, EncodingConfig, GranularityConfig, PackingConfig, ReadConfig, parse_granularity
 from cfprm_jax.data.batching import BatchPlan
 from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.partition import shared_forest
+from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import config_files
 
 COLUMNS = {

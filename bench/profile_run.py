@@ -21,12 +21,11 @@ from cfprm_jax.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
-    Options,
     PackingConfig,
     RunConfig,
-    option,
 )
 from cfprm_jax.data.packing import PackedBatch
+from cfprm_jax.options import Options, option
 from cfprm_jax.run import assembly, inputs
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.setup import setup

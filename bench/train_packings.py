@@ -31,16 +31,15 @@ from cfprm_jax.config import (
     GranularityConfig,
     LossConfig,
     ModelConfig,
-    Options,
     PackingConfig,
     ReadConfig,
-    option,
 )
 from cfprm_jax.data.batching import BatchPlan
 from cfprm_jax.data.corpus import Corpus, open_corpus
 from cfprm_jax.data.encoding import Encoded, load_tokenizer
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import fit_shapes
+from cfprm_jax.options import Options, option
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules

@@ -43,16 +43,15 @@ from cfprm_jax.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
-    Options,
     PackingConfig,
     RunConfig,
-    option,
 )
 from cfprm_jax.data.encoding import Encoded
 from cfprm_jax.data.packing import PackedBatch, pack
 from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.models import prm
 from cfprm_jax.models.attention import attention
+from cfprm_jax.options import Options, option
 from cfprm_jax.run import inputs
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.setup import Setup, setup

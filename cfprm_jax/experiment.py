@@ -25,12 +25,9 @@ from cfprm_jax.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
-    Options,
     PackingConfig,
     ReadConfig,
     RunConfig,
-    option,
-    whole_number,
 )
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import frontier_report, report
@@ -39,6 +36,7 @@ from cfprm_jax.experiments.frontier import FrontierConfig
 from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells, frontier_cells
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
+from cfprm_jax.options import Options, option, whole_number
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import config_files, output_paths
 from cfprm_jax.runtime.progress import duration

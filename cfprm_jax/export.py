@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cfprm_jax import flags
-from cfprm_jax.config import CHECKPOINT_HELP, Options, option
+from cfprm_jax.config import CHECKPOINT_HELP
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import hub
+from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import config_files
 from cfprm_jax.runtime.progress import ProgressLine
 

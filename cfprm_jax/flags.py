@@ -1,9 +1,9 @@
 """Command-line flags: parses absl flags into frozen configuration dataclasses.
 
-A command's configuration is a frozen dataclass whose fields are options (:func:`cfprm_jax.config.option`) or other such
+A command's configuration is a frozen dataclass whose fields are options (:mod:`cfprm_jax.options`) or other such
 dataclasses. Every option becomes one flag of the same name. A field `given` without metadata receives the names of the
 flags that were set, including those of --flagfile. The dataclasses validate choices and bounds on construction
-(:class:`cfprm_jax.config.Options`), before any file is read. Each command has its own flag set, so importing two
+(:class:`cfprm_jax.options.Options`), before any file is read. Each command has its own flag set, so importing two
 commands never defines a flag twice.
 
 A class attribute MAIN_FLAGS of a configuration lists the flags that --help describes first; --helpfull describes all.
@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from cfprm_jax.config import Options
 from cfprm_jax.errors import UserError
+from cfprm_jax.options import Options
 from cfprm_jax.runtime import config_files, process
 from cfprm_jax.runtime.regular_files import check_input
 
@@ -38,7 +38,7 @@ def _options(config_type: type) -> Iterator[tuple[type, dataclasses.Field]]:
     hints = typing.get_type_hints(config_type)
     for field in dataclasses.fields(config_type):
         if field.metadata and not issubclass(config_type, Options):
-            raise TypeError(f"{config_type.__name__} has options, so it must be a subclass of cfprm_jax.config.Options")
+            raise TypeError(f"{config_type.__name__} has options, but is not a subclass of Options")
         if dataclasses.is_dataclass(hints[field.name]):
             yield from _options(typing.cast(type, hints[field.name]))
         elif field.metadata:

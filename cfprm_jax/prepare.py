@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 import numpy as np
 
 from cfprm_jax import flags
-from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, Options, ReadConfig, option
+from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig
 from cfprm_jax.data import formats
 from cfprm_jax.data.corpus_report import DistinctCounts, LabelCounts, TokenCounts, distinct_line, unlimited
 from cfprm_jax.data.formats import ReadReport
@@ -40,6 +40,7 @@ from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
+from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.runtime.regular_files import check_output

@@ -31,8 +31,6 @@ from cfprm_jax.config import (
     MOST_TOKENS,
     STEP_SEPARATOR_HELP,
     DeviceConfig,
-    Options,
-    option,
 )
 from cfprm_jax.data.questions import read_questions
 from cfprm_jax.data.step_cases import CONTROL, PUBLISHED, Case, Cases, read_cases
@@ -41,6 +39,7 @@ from cfprm_jax.evaluation import diagnostics, prm_bench, reason_eval
 from cfprm_jax.evaluation.case_scores import CaseScores, ScoreTable, read_scores, row_of
 from cfprm_jax.evaluation.prm_bench_lines import LINES, POOLED, Settings
 from cfprm_jax.huggingface.hub import local_directory
+from cfprm_jax.options import Options, option
 from cfprm_jax.report import prm_bench as report
 from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine

@@ -28,14 +28,13 @@ from cfprm_jax.config import (
     MOST_TOKENS,
     STEP_SEPARATOR_HELP,
     DeviceConfig,
-    Options,
-    option,
 )
 from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import diagnostics
 from cfprm_jax.evaluation.first_error import NO_ERROR, Accuracies, Labelled, accuracies, predict, tune
 from cfprm_jax.huggingface.hub import local_directory
+from cfprm_jax.options import Options, option
 from cfprm_jax.report import diagnostics as diagnostics_report
 from cfprm_jax.report.tables import markdown
 from cfprm_jax.runtime import atomic, config_files, output_paths

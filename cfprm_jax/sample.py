@@ -14,15 +14,7 @@ import sys
 from typing import ClassVar
 
 from cfprm_jax import flags
-from cfprm_jax.config import (
-    LARGEST_SEED,
-    MOST_CANDIDATES,
-    MOST_TOKENS,
-    SYSTEM_PROMPT,
-    DeviceConfig,
-    Options,
-    option,
-)
+from cfprm_jax.config import LARGEST_SEED, MOST_CANDIDATES, MOST_TOKENS, SYSTEM_PROMPT, DeviceConfig
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import read_question_files
 from cfprm_jax.errors import UserError
@@ -31,6 +23,7 @@ from cfprm_jax.inference.candidates import candidates_row, encode_prompts
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
 from cfprm_jax.inference.sampler import Sampler, Sampling
+from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import config_files, devices, digests, output_paths
 from cfprm_jax.runtime.progress import ProgressLine, duration
 from cfprm_jax.sharding import session

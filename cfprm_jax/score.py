@@ -29,8 +29,6 @@ from cfprm_jax.config import (
     MOST_TOKENS,
     PACKINGS,
     DeviceConfig,
-    Options,
-    option,
 )
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
@@ -39,6 +37,7 @@ from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
 from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
+from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import config_files, devices, digests, output_paths
 from cfprm_jax.runtime.progress import ProgressLine, duration
 from cfprm_jax.sharding import session

@@ -10,20 +10,20 @@ import re
 
 import pytest
 
-from cfprm_jax import config, flags
+from cfprm_jax import config, flags, options
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import config_files
 
 
 @dataclasses.dataclass(frozen=True)
-class Command(config.Options):
+class Command(options.Options):
     """A command for these tests."""
 
     read: config.ReadConfig = dataclasses.field(default_factory=config.ReadConfig)
     granularity: config.GranularityConfig = dataclasses.field(default_factory=config.GranularityConfig)
     encoding: config.EncodingConfig = dataclasses.field(default_factory=config.EncodingConfig)
     optimizer: config.OptimizerConfig = dataclasses.field(default_factory=config.OptimizerConfig)
-    input: tuple[str, ...] = config.option((), "Files.", kind="list")
+    input: tuple[str, ...] = options.option((), "Files.", kind="list")
 
 
 COMMANDS = (
@@ -262,7 +262,7 @@ def test_a_list_that_python_gives_is_kept_as_a_tuple():
 def test_options_without_their_checks_are_a_fault_of_the_program():
     @dataclasses.dataclass(frozen=True)
     class Unchecked:
-        number: int = config.option(1, "A number.", lower=0, upper=9)
+        number: int = options.option(1, "A number.", lower=0, upper=9)
 
     with pytest.raises(TypeError, match="Unchecked has options"):
         flags.parse(Unchecked, ["command"])

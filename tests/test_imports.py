@@ -40,7 +40,7 @@ ROOMS = (
 )
 """From low to high; CONTRIBUTING.md has the same order."""
 
-BASE = ("errors", "config")  # modules below all packages
+BASE = ("errors", "options", "config")  # modules below all packages
 TOP = (*COMMANDS, "flags", "__main__", "__init__")  # modules above all packages; __init__ imports when it is used
 SCORING = ("inference", "grading", "evaluation", "report")
 LEARNING = ("training", "run")

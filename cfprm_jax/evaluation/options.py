@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cfprm_jax.config import AGGREGATIONS, LARGEST_SEED, MOST_CANDIDATES, MOST_COUNT, Options, option, whole_number
+from cfprm_jax.config import AGGREGATIONS, LARGEST_SEED, MOST_CANDIDATES, MOST_COUNT
 from cfprm_jax.errors import UserError
 from cfprm_jax.grading.grader import GRADERS
+from cfprm_jax.options import Options, option, whole_number
 
 
 @dataclasses.dataclass(frozen=True)

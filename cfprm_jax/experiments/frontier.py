@@ -13,9 +13,10 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from cfprm_jax.config import LABEL_WEIGHTS, Options, option, whole_number
+from cfprm_jax.config import LABEL_WEIGHTS
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.treatment import Treatment
+from cfprm_jax.options import Options, option, whole_number
 
 _T = TypeVar("_T")
 MATCH = "match"

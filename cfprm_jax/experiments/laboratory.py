@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from cfprm_jax.config import LARGEST_SEED, EncodingConfig, Options, option
+from cfprm_jax.config import LARGEST_SEED, EncodingConfig
 from cfprm_jax.data.question_files import QuestionRow
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import paths
 from cfprm_jax.experiments.policy import Demonstration, PolicyConfig, train_policy, write_backbone
 from cfprm_jax.inference.sampler import Prompt
+from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import atomic, locks
 from cfprm_jax.synthetic import judge
 from cfprm_jax.synthetic.solver import Bias, Mistake, sample_misconceptions, solve

@@ -203,7 +203,7 @@ def of_options(options: type, *, needed: Sequence[str] = (), bounds: Mapping[str
     """The object that dataclasses.asdict makes of a configuration, from the metadata of its fields.
 
     Args:
-      options: a dataclass whose fields are :func:`cfprm_jax.config.option`.
+      options: a dataclass whose fields are :func:`cfprm_jax.options.option`.
       needed: fields that must be there; the others have defaults.
       bounds: kinds that are narrower than those of the metadata.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from cfprm_jax.config import Options, option
+from cfprm_jax.options import Options, option
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.run.options import TrainConfig
 

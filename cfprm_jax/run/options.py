@@ -16,12 +16,11 @@ from cfprm_jax.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
-    Options,
     PackingConfig,
     ReadConfig,
     RunConfig,
-    option,
 )
+from cfprm_jax.options import Options, option
 
 SYNTHETIC = "synthetic"
 

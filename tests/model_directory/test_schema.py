@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from cfprm_jax.config import EncodingConfig, option
+from cfprm_jax.config import EncodingConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.model_directory import file_schemas, schema
+from cfprm_jax.options import option
 
 
 def fault_of(kind, value):
