@@ -165,7 +165,7 @@ class Encoder:
 
     def _tokenise_prompts(self, questions: Iterable[str]) -> None:
         new = [question for question in dict.fromkeys(questions) if question not in self._prompts]
-        # Whoever else uses the tokenizer may have left these on.
+        # Other users of the tokenizer may have enabled these.
         self._whole.no_padding()
         self._whole.no_truncation()
         whole = [question for question in new if not self._special.search(question)]

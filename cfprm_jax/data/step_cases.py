@@ -53,7 +53,7 @@ class Case:
     Attributes:
       kind: what it belongs to.
       classification: its class in PRMBench; of ReasonEval the name of its file.
-      idx: what it is called there, without the class.
+      idx: its name there, without the class.
       question: what is solved.
       steps: texts that get a score each.
       error_steps: the wrong steps, from 1, in ascending order.
@@ -95,7 +95,7 @@ class Cases:
 
     Attributes:
       cases: in the order of the files; a control comes before the case that it belongs to.
-      doubled: for every row whose case was there already its source, and that of the first.
+      doubled: for every row that repeats a case, its source and that of the first.
     """
 
     cases: tuple[Case, ...]

@@ -150,7 +150,7 @@ def new_directory(
       described: JSON objects by the names of their files.
       texts: files by name, which replace those.
     """
-    # Imported here: whoever only loads weights does not need a tokenizer library.
+    # Imported here: loading weights alone needs no tokenizer library.
     from cfprm_jax.model_directory.reserved_tokens import RENAMED_FROM
     from cfprm_jax.model_directory.tokenizer_files import marker_origin, save_tokenizer
 

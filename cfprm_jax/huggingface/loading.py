@@ -151,7 +151,7 @@ def load_params(
       shardings: nested dict of jax.sharding.Sharding of the parameters' structure; None leaves everything on the
         default device, uncommitted.
       dtype: float32 or bfloat16, the type of all parameters but the head, which is float32.
-      head_key: jax.random key of a fresh head; None refuses a directory without a head.
+      head_key: jax.random key of a fresh head; None makes a directory without a head an error.
       head: float32 values of a linear head that the directory holds under other names (see published_heads).
       conversions: nested dict of the parameters' structure: what each of them becomes as it is loaded, which then
         stands in its place in the result.

@@ -131,7 +131,7 @@ def limited(loaded: LoadedPRM, max_length: int) -> LoadedPRM:
     """
     if max_length:
         loaded = dataclasses.replace(loaded, encoding=dataclasses.replace(loaded.encoding, max_length=max_length))
-    loaded.config.backbone.refuse_length(loaded.encoding.max_length)
+    loaded.config.backbone.check_length(loaded.encoding.max_length)
     return loaded
 
 

@@ -46,7 +46,7 @@ class BackboneConfig:
       attention_bias, mlp_bias: whether these projections have biases, where the family leaves it to config.json.
       rope_scaling: of the rotary frequencies; None leaves them.
       sliding_window: tokens that a token sees, itself among them, in some or all layers; None for all tokens before it.
-        Sequences of no more tokens are computed exactly, and longer ones are refused (:meth:`refuse_length`).
+        Sequences of no more tokens are computed exactly, and longer ones are an error (:meth:`check_length`).
       source: the config.json that it was read from, as JSON text, so that an export keeps every field; "{}" for a
         configuration made here. Two configurations that differ in nothing else are equal.
     """
@@ -152,7 +152,7 @@ class BackboneConfig:
             return self.sliding_window, "sliding_window"
         return self.max_position_embeddings, "max_position_embeddings"
 
-    def refuse_length(self, max_length: int) -> None:
+    def check_length(self, max_length: int) -> None:
         """Raise UserError if max_length tokens exceed the positions or the attention window of the backbone."""
         most, key = self.longest
         if max_length > most:
@@ -185,7 +185,7 @@ class BackboneConfig:
 
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:
-    """The base of the rotary embedding and the scaling of its frequencies; other scalings are refused by name."""
+    """The base of the rotary embedding and the scaling of its frequencies; other scalings are an error."""
     theta, scaling = raw.get("rope_theta"), None
     for key in ("rope_scaling", "rope_parameters"):
         rope = raw.get(key)

@@ -28,7 +28,7 @@ def planned_step(config: PlanConfig) -> PlannedStep:
     if train.lora.lora_rank:
         raise UserError(f"--lora_rank={train.lora.lora_rank}: plan compiles the training of all weights only")
     backbone = find_backbone(train.model.model, plan.model_config)
-    backbone.refuse_length(train.encoding.max_length)
+    backbone.check_length(train.encoding.max_length)
     packing, accumulation = train.packing, train.optimizer.accumulation
     length = packing.row_length or row_shapes.row_lengths(packing, train.encoding.max_length)[-1]
     solutions = batch_solutions(train)

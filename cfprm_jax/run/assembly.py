@@ -26,7 +26,7 @@ def define_network(config: TrainConfig, backbone: BackboneConfig, mesh: Mesh) ->
     Raises:
       UserError: the backbone has fewer positions than --max_length, or the backend cannot be used on the devices.
     """
-    backbone.refuse_length(config.encoding.max_length)
+    backbone.check_length(config.encoding.max_length)
     model = config.model
     attention = rules.attention_backend(model.attention, mesh, backbone, model.dtype)
     return PRMConfig(backbone, model.head, model.dtype, attention, model.remat, config.loss.redundancy)

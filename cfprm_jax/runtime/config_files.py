@@ -37,7 +37,7 @@ def quoted(flag: str) -> str:
     name, _, value = flag.partition("=")
     if value == value.strip() and value.isprintable() and not value.startswith('"'):
         return flag
-    # No escape but \uXXXX: a "\times" in quotes, written by hand, is then not of this form and stays what it is.
+    # No escape but \uXXXX: a "\times" in quotes, written by hand, is then not of this form and is kept.
     escaped = (c if c.isprintable() and c not in '"\\' else _escaped(c) for c in value)
     return f'{name}="{"".join(escaped)}"'
 

@@ -53,7 +53,7 @@ def held(path: str | pathlib.Path, wait: bool = False, remove: bool = False) -> 
         try:
             yield file is not None
         finally:
-            # While it is locked: whoever has opened it meanwhile finds that it has lost its name.
+            # While it is locked: a process that has opened it meanwhile detects that the name is gone.
             if remove and file is not None and _has_name(file, pathlib.Path(path)):
                 pathlib.Path(path).unlink(missing_ok=True)
 

@@ -98,7 +98,7 @@ def _use_utf8() -> None:
     """Start again in Python's UTF-8 mode in a locale of another encoding.
 
     Python does so by itself in the locale C, and from 3.15 on in all. Names of files and what libraries read and write
-    are UTF-8 then, as everywhere else.
+    are UTF-8 then, as on other systems.
     """
     if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"

@@ -73,7 +73,7 @@ class StopSignal:
         def restore() -> None:
             signal.set_wakeup_fd(file_before)
             for number, handler in previous.items():
-                # None stands for one that was not set from Python, and cannot be put back.
+                # None: the handler was not set from Python and cannot be restored.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             os.close(writer)  # which ends the thread
 

@@ -79,8 +79,8 @@ def test_defaults_are_those_of_transformers(model_type, classes):
         assert windowed.sliding_window == getattr(transformers, f"{classes}Config")(**shape, **WINDOWED).sliding_window
         assert windowed.longest == (4096, "sliding_window")
         with pytest.raises(UserError, match="--max_length=4097 is beyond the model's sliding_window=4096"):
-            windowed.refuse_length(4097)
-        windowed.refuse_length(4096)
+            windowed.check_length(4097)
+        windowed.check_length(4096)
         assert BackboneConfig.from_hf(windowed.to_hf()) == windowed
         # Layers below max_window_layers see everything.
         if model_type != "mistral":

@@ -36,7 +36,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     """The edges of a tree, in depth-first order, or the prefixes of a flat row.
 
     Raises:
-      UserError: a field is missing or is not what the format says.
+      UserError: a field is missing or invalid.
     """
     question = fields.text(row, "question")
     answer, name = fields.optional_text(row, "final_answer"), fields.optional_text(row, "question_id")
