@@ -37,7 +37,8 @@ GRID = [
 
 
 def configure(directory, *more):
-    caches = [f"--data_cache_dir={directory / 'data'}", "--compile_cache_dir="]
+    # Cells that run again, here and as runs of train, have the same programs.
+    caches = [f"--data_cache_dir={directory / 'data'}", f"--compile_cache_dir={directory / 'compiled'}"]
     return flags.parse(
         experiment.ExperimentConfig, ["experiment", *GRID, f"--output_dir={directory / 'out'}", *caches, *more]
     )

@@ -21,6 +21,8 @@ from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.run.metrics import MEASURED
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Compilation is most of what a tiny run computes.
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -115,7 +117,7 @@ class TinyRuns:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK}",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
 
