@@ -31,8 +31,8 @@ Label = float | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
-    """Counts of one solution, or of one path of a search tree.
+class RolloutCounts:
+    """Counts of rollouts of one solution, or of one path of a search tree.
 
     Attributes:
       successes: s_t of each step, None where it was not rolled; may be a rate where rollouts is 1.
@@ -87,7 +87,7 @@ class Counts:
         return None
 
 
-def labels(counts: Counts, config: EstimateConfig) -> list[Label] | str:
+def labels(counts: RolloutCounts, config: EstimateConfig) -> list[Label] | str:
     """The label of every step, None where it is unlabelled; or a text, the reason why the solution is omitted.
 
     Raises:
@@ -103,7 +103,7 @@ def labels(counts: Counts, config: EstimateConfig) -> list[Label] | str:
     return [None if index < counts.context else label for index, label in enumerate(found)]
 
 
-def _hard(counts: Counts, config: EstimateConfig) -> list[Label]:
+def _hard(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
     found: list[Label] = [
         None if not rollouts or successes is None else float(successes > config.hard_threshold - 1)
         for successes, rollouts in zip(counts.successes, counts.rollouts, strict=True)
@@ -114,12 +114,12 @@ def _hard(counts: Counts, config: EstimateConfig) -> list[Label]:
     return found
 
 
-def _soft(counts: Counts, config: EstimateConfig) -> list[Label]:
+def _soft(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
     del config
     return counts.rates
 
 
-def _relative(counts: Counts, config: EstimateConfig) -> list[Label]:
+def _relative(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
     rates = counts.rates
     found: list[Label] = []
     for before, rate in zip([counts.question_rate, *rates[:-1]], rates, strict=True):
@@ -132,12 +132,12 @@ def _relative(counts: Counts, config: EstimateConfig) -> list[Label]:
     return found
 
 
-def _entropy(counts: Counts, config: EstimateConfig) -> list[Label]:
+def _entropy(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
     growth = math.expm1(config.entropy_eta)
     return [None if p is None else min(math.log1p(p * growth) / config.entropy_eta, 1.0) for p in counts.rates]
 
 
-def _self_denoised(counts: Counts, config: EstimateConfig) -> list[Label] | str:
+def _self_denoised(counts: RolloutCounts, config: EstimateConfig) -> list[Label] | str:
     if counts.correct:
         return [1.0] * len(counts.successes)
     base = counts.question_rate
@@ -153,7 +153,7 @@ def _self_denoised(counts: Counts, config: EstimateConfig) -> list[Label] | str:
     ]
 
 
-def _value(counts: Counts, config: EstimateConfig) -> list[Label]:
+def _value(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
     del config
     if counts.remaining is None:
         raise UserError("no remaining_steps, which --estimate=value requires")
@@ -179,7 +179,7 @@ def _rate(successes: float | None, rollouts: int | None) -> float | None:
     return None if successes is None or not rollouts else successes / rollouts
 
 
-_ESTIMATES: dict[str, Callable[[Counts, EstimateConfig], list[Label] | str]] = {
+_ESTIMATES: dict[str, Callable[[RolloutCounts, EstimateConfig], list[Label] | str]] = {
     "hard": _hard,
     "soft": _soft,
     "relative": _relative,

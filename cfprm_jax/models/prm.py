@@ -12,7 +12,7 @@ from cfprm_jax.models.placement import Placement, unconstrained
 from cfprm_jax.models.reward_head import RewardHead
 
 
-class PRM(nnx.Module):
+class PRMNetwork(nnx.Module):
     """A process reward model over given parameters (see :mod:`cfprm_jax.models.parameters`)."""
 
     def __init__(self, config: PRMConfig, params: Params):
@@ -55,7 +55,7 @@ def apply(
       constrain: sharding constraints of activations by logical axes (see Placement); none by default.
       hidden: the residual stream after the lowest layers (:func:`trunk`); then params are those above them alone.
     """
-    return PRM(config, params)(tokens, positions, subtree_end, constrain, hidden)
+    return PRMNetwork(config, params)(tokens, positions, subtree_end, constrain, hidden)
 
 
 def trunk(

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from cfprm_jax import flags, prepare
 from cfprm_jax.config import EstimateConfig
 from cfprm_jax.data import read
-from cfprm_jax.data.estimates import Counts, labels
+from cfprm_jax.data.estimates import RolloutCounts, labels
 from cfprm_jax.data.formats import ReadReport
 from cfprm_jax.errors import UserError
 
 X = None
 # The fifth step is wrong; the sixth was not rolled; the last one is the solution's own end.
-SEVEN = Counts(
+SEVEN = RolloutCounts(
     successes=(8, 6, 5, 2, 0, X, 0),
     rollouts=(8, 8, 8, 8, 8, X, 1),
     correct=False,
@@ -75,7 +75,7 @@ def test_each_option_of_the_estimates() -> None:
 
 
 def test_correct_solutions() -> None:
-    right = Counts((7, X, 0, X, 1), (8, X, 0, X, 1), True, (4, X, X, X, 0), (1, 8), 5)
+    right = RolloutCounts((7, X, 0, X, 1), (8, X, 0, X, 1), True, (4, X, X, X, 0), (1, 8), 5)
     assert labels(right, EstimateConfig(estimate="self_denoised")) == [1] * 5
     # A step whose rollouts all lack a verdict is as one that was not rolled.
     assert labels(right, EstimateConfig(estimate="hard")) == [1] * 5
@@ -88,14 +88,16 @@ def test_correct_solutions() -> None:
 
 def test_relative_of_rates_that_are_zero_or_unknown() -> None:
     config = EstimateConfig(estimate="relative")
-    assert labels(Counts((3, 0), (8, 8), question=(0, 4)), config) == [1, 0]
-    assert labels(Counts((3, 0), (8, 8)), config) == [X, 0]
+    assert labels(RolloutCounts((3, 0), (8, 8), question=(0, 4)), config) == [1, 0]
+    assert labels(RolloutCounts((3, 0), (8, 8)), config) == [X, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1, max_size=9), st.integers(1, 8))
 def test_properties_of_all_estimates(pairs, base) -> None:
     successes = [s if rolled else None for s, rolled in pairs]
-    counts = Counts(successes, [8 if rolled else None for _, rolled in pairs], False, [X] * len(pairs), (base, 8), 3)
+    counts = RolloutCounts(
+        successes, [8 if rolled else None for _, rolled in pairs], False, [X] * len(pairs), (base, 8), 3
+    )
     soft = labels(counts, EstimateConfig(estimate="soft", after_first_error="keep"))
     for estimate in ("hard", "relative", "entropy", "self_denoised", "value"):
         found = labels(counts, EstimateConfig(estimate=estimate))

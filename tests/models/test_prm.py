@@ -17,7 +17,7 @@ from cfprm_jax.models.backbone import Backbone
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import map_specs
 from cfprm_jax.models.placement import Placement
-from cfprm_jax.models.prm import PRM, apply
+from cfprm_jax.models.prm import PRMNetwork, apply
 from cfprm_jax.models.reward_head import RewardHead
 
 SMALL = PRMConfig(BackboneConfig(61, 48, 72, 2, 6, 2, 8, 1e-6, 1e4))
@@ -56,7 +56,7 @@ def test_z_is_float32_of_a_bfloat16_backbone(head, random_params, make_rows):
 def test_apply_is_the_module(random_params, make_rows):
     params = random_params(SMALL)
     rows = make_rows(np.random.default_rng(0).integers(0, 61, (2, 9)))
-    np.testing.assert_array_equal(forward(SMALL, params, *rows), jax.jit(lambda p: PRM(SMALL, p)(*rows))(params))
+    np.testing.assert_array_equal(forward(SMALL, params, *rows), jax.jit(lambda p: PRMNetwork(SMALL, p)(*rows))(params))
 
 
 def test_no_product_with_the_vocabulary(random_params, make_rows):

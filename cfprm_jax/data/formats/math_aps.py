@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cfprm_jax.data import estimates
-from cfprm_jax.data.estimates import Counts
+from cfprm_jax.data.estimates import RolloutCounts
 from cfprm_jax.data.formats import fields
 from cfprm_jax.data.formats.fields import Label, ParseOptions, Solution
 from cfprm_jax.data.formats.grouping import RowIsRecord
@@ -63,7 +63,7 @@ def _labels(rates: list[Label], base: Label, options: ParseOptions) -> list[Labe
     if options.estimates.hard_threshold > 1:
         raise UserError("--hard_threshold counts successes, and a row of math_aps has rates only")
     known = [None if rate is None else 1 for rate in rates]
-    counts = Counts(rates, known, question=(base, None if base is None else 1), context=context)
+    counts = RolloutCounts(rates, known, question=(base, None if base is None else 1), context=context)
     derived = estimates.labels(counts, options.estimates)
     if isinstance(derived, str):
         options.leave_out(derived)

@@ -22,7 +22,7 @@ from typing import Any
 
 from cfprm_jax.config import MOST_GRANULARITY, Granularity
 from cfprm_jax.data import estimates
-from cfprm_jax.data.estimates import Counts
+from cfprm_jax.data.estimates import RolloutCounts
 from cfprm_jax.data.formats import fields
 from cfprm_jax.data.formats.fields import Label, ParseOptions, Solution
 from cfprm_jax.errors import UserError
@@ -66,7 +66,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
     ]
 
 
-def _counts(row: dict[str, Any], steps: int) -> Counts:
+def _counts(row: dict[str, Any], steps: int) -> RolloutCounts:
     """The counts of a row, checked."""
     missing = [name for name in ("successes", "rollouts") if row.get(name) is None]
     if missing:
@@ -76,7 +76,7 @@ def _counts(row: dict[str, Any], steps: int) -> Counts:
     correct = row.get("correct")
     if correct is not None and not isinstance(correct, bool):
         raise UserError(f"field 'correct': expected true, false or null, found {correct!r:.80}")
-    return Counts(
+    return RolloutCounts(
         successes=_numbers(row, "successes", steps),
         rollouts=_numbers(row, "rollouts", steps),
         correct=correct,
