@@ -11,6 +11,8 @@ COMMANDS = {
     "plan": "compile a training step for an accelerator that need not be here: memory, FLOPs, whether it fits",
     "sample": "sample candidate solutions from a language model",
     "score": "score every step of candidates or trajectories",
+    "serve": "serve step scores over HTTP",
+    "search": "search for solutions with a policy and a PRM",
     "bon": "Best-of-N accuracies of scored candidates",
     "process_bench": "accuracy and F1 on ProcessBench",
     "prm_bench": "PRMScore on PRMBench, macro-F1 and AUC on ReasonEval",

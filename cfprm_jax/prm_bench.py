@@ -10,11 +10,12 @@ if __name__ == "__main__":
 import collections
 import dataclasses
 import functools
+import os
 import pathlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -43,6 +44,11 @@ from cfprm_jax.options import Options, option
 from cfprm_jax.report import prm_bench as report
 from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from cfprm_jax.inference.scorer import Scorer
 
 SCORES, RESULTS, TABLE, LATEX, PAGE = "scores.jsonl", "results.json", "table.md", "table.tex", "report.html"
 # "Step 3. " or "3. ", but not the beginning of "3.5".
@@ -110,6 +116,12 @@ class PRMBenchConfig(Options):
         upper=MOST_TOKENS,
         also=0,
     )
+    shard: str = option(
+        "",
+        "INDEX/COUNT scores the share INDEX, from 0, of the questions into OUTPUT_DIR.INDEX-of-COUNT.jsonl and "
+        "evaluates nothing; auto takes both from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
     output_dir: str = option("", "Directory of the results; must be new or empty.")
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
@@ -123,11 +135,13 @@ def main(config: PRMBenchConfig) -> int:
     """Runs the command."""
     if not config.input or not config.output_dir:
         raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
-    if bool(config.model) + bool(config.checkpoint) + bool(config.scores) != 1:
+    if bool(config.model) + bool(config.checkpoint) + bool(config.scores) + bool(config.merge) != 1:
         raise UserError(
-            "expected one of --model (a Hugging Face directory), --checkpoint (a run of train) and --scores (of an "
-            "earlier run)"
+            "expected one of --model (a Hugging Face directory), --checkpoint (a run of train), --scores (of an "
+            "earlier run) and --merge (of --shard)"
         )
+    if config.shard and not (config.model or config.checkpoint):
+        raise UserError("--shard needs --model or --checkpoint")
     directory = pathlib.Path(config.output_dir)
     output_paths.require_directory(f"--output_dir={directory}", directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -138,9 +152,14 @@ def main(config: PRMBenchConfig) -> int:
     second = read_scores(config.scores2, found.cases) if config.scores2 else None
     by_kind = collections.Counter(case.classification for case in found.cases)
     print(f"cases       {len(found.cases):,}: " + ", ".join(f"{name} {count:,}" for name, count in by_kind.items()))
-    print(f"scores      {config.model or config.checkpoint or ', '.join(config.scores)}", flush=True)
+    named = config.model or config.checkpoint or ", ".join(config.scores or config.merge)
+    print(f"scores      {named}", flush=True)
+    if config.shard:
+        return score_share(found.cases, config)
     table = read_scores(config.scores, found.cases) if config.scores else None
-    if table is None:
+    if config.merge:
+        rows = merged(found.cases, config)
+    elif table is None:
         rows, encoding = score(found.cases, config)
         config = dataclasses.replace(config, encoding=encoding)
     with atomic.new_directory(directory) as partial:
@@ -169,42 +188,83 @@ def without_number(steps: Sequence[str], how: str) -> list[str]:
 def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str, Any]], str]:
     """Scores the cases with the PRM of the flags; returns the rows of scores.jsonl and the name of the encoding."""
     # Imported here, because the evaluation of existing scores does not need JAX.
-    from cfprm_jax.inference.load import encoding_of, limited, open_prm
-    from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
-    from cfprm_jax.inference.scorer import Scorer
+    from cfprm_jax.inference.rows import ScoringCounts, score_rows
     from cfprm_jax.sharding import session
-
-    def rows() -> Iterator[SourcedRow]:
-        for case in cases:
-            yield (
-                {"prompt": case.question, "completions": without_number(case.steps, config.strip_numbers)},
-                case.source,
-            )
 
     def so_far() -> str:
         return f"{counts.rows:,} of {len(cases):,} cases, {counts.rows / progress.elapsed:,.1f} cases/s"
 
-    log = functools.partial(print, flush=True)
-    model = config.model or config.checkpoint
-    with session.opened(config.device, log) as (_, mesh):
-        encoding = encoding_of(model, config.encoding, config.step_separator)
-        log(f"encoding    {encoding.name} ({encoding.reason})")
-        loaded = open_prm(
-            model,
-            config.dtype,
-            config.attention,
-            mesh,
-            encoding.name,
-            config.step_separator,
-            log=lambda line: log(f"checkpoint  {line}"),
-        )
-        scorer = Scorer(limited(loaded, config.max_length), mesh=mesh)
+    with session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh):
+        scorer, encoding = _scorer(config, mesh)
         out, counts, progress = [], ScoringCounts(), ProgressLine("scoring")
-        for case, (row, _) in zip(cases, score_rows(rows(), scorer, counts), strict=True):
-            out.append(row_of(case, {key: value for key, value in row.items() if key not in ("prompt", "completions")}))
+        for case, (row, _) in zip(cases, score_rows(_rows(cases, config), scorer, counts), strict=True):
+            out.append(_scored_row(case, row))
             progress.show(so_far, counts.rows / len(cases))
         progress.clear()
-    return out, encoding.name
+    return out, encoding
+
+
+def score_share(cases: Sequence[Case], config: PRMBenchConfig) -> int:
+    """Score the share of --shard into its part; one that was stopped resumes."""
+    from cfprm_jax.inference import parts
+    from cfprm_jax.inference.rows import ScoringCounts, score_rows
+    from cfprm_jax.runtime import shards
+    from cfprm_jax.sharding import session
+
+    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
+    with (
+        session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh),
+        parts.opened_part(config, config.output_dir) as (shard, output),
+    ):
+        if not output.complete:
+            scorer, encoding = _scorer(config, mesh)
+            output.require("encoding", encoding)
+            own = [case for case in cases if shard.owns(case.question)][output.done :]
+            scored = score_rows(_rows(cases, config), scorer, ScoringCounts(), output.done, shard)
+            for case, (row, _) in zip(own, scored, strict=True):
+                output.write(_scored_row(case, row))
+    print(f"part        {shard.path(f'{config.output_dir}.jsonl')}")
+    return 0
+
+
+def merged(cases: Sequence[Case], config: PRMBenchConfig) -> list[dict[str, Any]]:
+    """The rows of scores.jsonl from all parts."""
+    from cfprm_jax.inference import parts
+
+    of_parts = parts.read_parts(config.merge)
+    parts.require_input(of_parts, config.input)
+    given = ((case.question, case.source, row_of(case, {})) for case in cases)
+    return list(parts.merged(of_parts, given, parts.check_scored, lambda row: str(row.get("question"))))
+
+
+def _rows(cases: Sequence[Case], config: PRMBenchConfig) -> Iterator[tuple[dict[str, Any], str]]:
+    """The cases as stepwise rows, which score_rows takes."""
+    for case in cases:
+        yield {"prompt": case.question, "completions": without_number(case.steps, config.strip_numbers)}, case.source
+
+
+def _scored_row(case: Case, row: dict[str, Any]) -> dict[str, Any]:
+    return row_of(case, {key: value for key, value in row.items() if key not in ("prompt", "completions")})
+
+
+def _scorer(config: PRMBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
+    """The scorer that the flags name, and the name of its encoding."""
+    from cfprm_jax.inference.load import encoding_of, limited, open_prm
+    from cfprm_jax.inference.scorer import Scorer
+
+    model = config.model or config.checkpoint
+    encoding = encoding_of(model, config.encoding, config.step_separator)
+    print(f"encoding    {encoding.name} ({encoding.reason})", flush=True)
+    loaded = open_prm(
+        model,
+        config.dtype,
+        config.attention,
+        mesh,
+        encoding.name,
+        config.step_separator,
+        log=lambda line: print(f"checkpoint  {line}", flush=True),
+    )
+    return Scorer(limited(loaded, config.max_length), mesh=mesh), encoding.name
 
 
 def evaluate(

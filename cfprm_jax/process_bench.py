@@ -9,6 +9,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
+import os
 import pathlib
 import re
 import sys
@@ -42,6 +43,8 @@ from cfprm_jax.runtime.progress import ProgressLine
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+
+    from cfprm_jax.inference.scorer import Scorer
 
 # Solutions scored per call: enough to fill batches, few enough for frequent progress.
 _CHUNK = 128
@@ -86,6 +89,12 @@ class ProcessBenchConfig(Options):
         upper=MOST_TOKENS,
         also=0,
     )
+    shard: str = option(
+        "",
+        "INDEX/COUNT scores the share INDEX, from 0, of the questions into OUTPUT_DIR.INDEX-of-COUNT.jsonl and "
+        "evaluates nothing; auto takes both from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
     output_dir: str = option("", "Directory of the results; must be new or empty.")
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
@@ -96,6 +105,10 @@ def main(config: ProcessBenchConfig) -> int:
         raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
     if config.model and config.checkpoint:
         raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
+    if config.merge and (config.model or config.checkpoint or config.shard):
+        raise UserError("--merge scores nothing: leave out --model, --checkpoint and --shard")
+    if config.shard and not (config.model or config.checkpoint):
+        raise UserError("--shard needs --model or --checkpoint")
     directory = pathlib.Path(config.output_dir)
     output_paths.require_directory(f"--output_dir={directory}", directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -110,7 +123,11 @@ def main(config: ProcessBenchConfig) -> int:
         f"solutions   {len(found):,} in {', '.join(subsets)}\nmodel       {named or 'none: scores of the rows'}",
         flush=True,
     )
-    if named:
+    if config.shard:
+        return score_share(found, config)
+    if config.merge:
+        found = merged(found, config)
+    elif named:
         config = dataclasses.replace(config, encoding=score(found, config))
     else:
         refuse_unscored(found)
@@ -185,6 +202,43 @@ def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
             raise UserError(f'{row["source"]}: "step_scores" contains a value that is not a number in [0, 1]')
 
 
+def score_share(found: list[dict[str, Any]], config: ProcessBenchConfig) -> int:
+    """Score the share of --shard into its part; one that was stopped resumes."""
+    from cfprm_jax.inference import parts
+    from cfprm_jax.inference.rows import ScoringCounts, score_rows
+    from cfprm_jax.runtime import shards
+    from cfprm_jax.sharding import session
+
+    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
+    with (
+        session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh),
+        parts.opened_part(config, config.output_dir) as (shard, output),
+    ):
+        if not output.complete:
+            scorer, encoding = _scorer(config, mesh)
+            output.require("encoding", encoding)
+            own = [row for row in found if shard.owns(row["problem"])][output.done :]
+            given = (({"prompt": row["problem"], "completions": row["steps"]}, row["source"]) for row in found)
+            for row, (scored, _) in zip(
+                own, score_rows(given, scorer, ScoringCounts(), output.done, shard), strict=True
+            ):
+                shown = {key: value for key, value in row.items() if key != "source"}
+                output.write({**shown, **{key: scored[key] for key in ("step_scores", "step_logits")}})
+    print(f"part        {shard.path(f'{config.output_dir}.jsonl')}")
+    return 0
+
+
+def merged(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> list[dict[str, Any]]:
+    """The rows with the scores of all parts."""
+    from cfprm_jax.inference import parts
+
+    of_parts = parts.read_parts(config.merge)
+    parts.require_input(of_parts, config.input)
+    given = [(row["problem"], row["source"], {k: v for k, v in row.items() if k != "source"}) for row in found]
+    scored = parts.merged(of_parts, given, parts.check_scored, lambda row: str(row.get("problem")))
+    return [{**row, "source": source} for row, (_, source, _) in zip(scored, given, strict=True)]
+
+
 def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> str:
     """Adds "step_scores" and "step_logits" to every row, null if it is too long; returns the name of the encoding."""
     # Imported here, because the evaluation of scored rows does not need JAX.
@@ -194,9 +248,9 @@ def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> str:
         return _score(found, config, mesh)
 
 
-def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) -> str:
+def _scorer(config: ProcessBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
+    """The scorer that the flags name, and the name of its encoding."""
     from cfprm_jax.inference.load import encoding_of, limited, open_prm
-    from cfprm_jax.inference.rows import sigmoid
     from cfprm_jax.inference.scorer import Scorer
 
     model = config.model or config.checkpoint
@@ -213,7 +267,14 @@ def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) 
     )
     if "step" in loaded.meta:
         print(f"step        {loaded.meta['step']:,}", flush=True)
-    scorer, progress = Scorer(limited(loaded, config.max_length), mesh=mesh), ProgressLine("scoring")
+    return Scorer(limited(loaded, config.max_length), mesh=mesh), encoding.name
+
+
+def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) -> str:
+    from cfprm_jax.inference.rows import sigmoid
+
+    scorer, encoding = _scorer(config, mesh)
+    progress = ProgressLine("scoring")
     # Solutions of one problem share the tokens of the problem.
     order = sorted(range(len(found)), key=lambda place: (found[place]["problem"], place))
     for start in range(0, len(order), _CHUNK):
@@ -229,7 +290,7 @@ def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) 
             min(start + _CHUNK, len(order)) / len(order),
         )
     progress.clear()
-    return encoding.name
+    return encoding
 
 
 def _so_far(done: int, total: int, progress: ProgressLine) -> str:

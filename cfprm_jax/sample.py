@@ -9,6 +9,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
+import os
 import pathlib
 import sys
 from typing import ClassVar
@@ -19,12 +20,14 @@ from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import read_question_files
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
+from cfprm_jax.inference import parts
 from cfprm_jax.inference.candidates import candidates_row, encode_prompts
+from cfprm_jax.inference.parts import without_unused_sharing
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
 from cfprm_jax.inference.sampler import Sampler, Sampling
 from cfprm_jax.options import Options, option
-from cfprm_jax.runtime import config_files, devices, digests, output_paths
+from cfprm_jax.runtime import config_files, devices, digests, output_paths, shards
 from cfprm_jax.runtime.progress import ProgressLine, duration
 from cfprm_jax.sharding import session
 
@@ -51,6 +54,14 @@ class SampleConfig(Options):
     )
     output: str = option("", "Candidates file to write; compressed if its name ends in .gz.")
     resume: str = option("never", RESUME_HELP, choices=RESUMES)
+    shard: str = option(
+        "",
+        "INDEX/COUNT samples the share INDEX, from 0, of the questions, into OUTPUT.INDEX-of-COUNT; auto takes both "
+        "from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option(
+        (), "Parts that --shard wrote, or globs: write them as one file and sample nothing.", kind="list"
+    )
     num_candidates: int = option(64, "Number of candidates per question.", lower=1, upper=MOST_CANDIDATES)
     temperature: float = option(1.0, "Sampling temperature; 0 is greedy decoding.", lower=1e-4, upper=100.0, also=0.0)
     top_p: float = option(
@@ -73,29 +84,37 @@ class SampleConfig(Options):
 
 def main(config: SampleConfig) -> int:
     """Runs the command."""
+    if config.merge:
+        return merge(config)
     for name in ("model", "questions", "output"):
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     config = dataclasses.replace(config, model=local_directory(config.model))
-    questions = read_question_files(config.questions)
+    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
+    shard = shards.parse(config.shard)
+    target = pathlib.Path(config.output) if shard is None else shard.path(config.output)
+    every = read_question_files(config.questions)
+    questions = [question for question in every if shard is None or shard.owns(question.question)]
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)], whole=False),
         "questions": digests.of_paths([file.path for file in expand(config.questions)], whole=True),
     }
     with (
         session.opened(config.device) as (chosen, mesh),
-        open_rows(config.output, config.resume, config_files.as_dict(config), fingerprint) as output,
+        open_rows(target, config.resume, without_unused_sharing(config_files.as_dict(config)), fingerprint) as output,
     ):
         if output.complete:
-            print(f"candidates  {config.output} is already complete")
+            print(f"candidates  {target} is already complete")
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
         policy = open_policy(config.model, config.dtype, mesh)
         prompts = encode_prompts(questions, policy, config.max_new_tokens, config.system_prompt)
         total = len(questions) * config.num_candidates
         sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
-        sampler = Sampler(policy, sampling, min(config.batch_rows, total), mesh)
+        # Rows at once are the same for every share, and in one process.
+        rows = min(config.batch_rows, len(every) * config.num_candidates)
+        sampler = Sampler(policy, sampling, rows, mesh)
         print(
             f"model       {config.model}, {policy.config.dtype}, end-of-turn tokens "
             f"{', '.join(map(str, policy.stops))}\n"
@@ -121,8 +140,39 @@ def main(config: SampleConfig) -> int:
         f"done        {len(todo):,} questions, {counts.candidates:,} candidates, {counts.tokens:,} tokens in "
         f"{duration(progress.elapsed)} ({counts.tokens / progress.elapsed:,.1f} tokens/s)\n"
         f"truncated   {cut:,} at {config.max_new_tokens:,} tokens; {empty:,} empty\n"
-        f"candidates  {config.output}"
+        f"candidates  {target}"
     )
+    return 0
+
+
+def merge(config: SampleConfig) -> int:
+    """Put the parts of --shard together: the bytes that one process writes."""
+    if not config.output:
+        raise UserError("--output is empty")
+    if config.model or config.shard:
+        raise UserError("--merge samples nothing: leave out --model and --shard")
+    output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    found = parts.read_parts(config.merge)
+    paths = config.questions or tuple(found.config["questions"])
+    if digests.of_paths([file.path for file in expand(paths)], whole=True) != found.fingerprint["questions"]:
+        raise UserError(
+            f"the parts were sampled from other questions than those of {', '.join(paths)}: --questions names the files"
+        )
+    own = {**found.config, "output": config.output}
+    fingerprint = own.pop("fingerprint")
+    questions = read_question_files(paths)
+    with open_rows(config.output, config.resume, own, fingerprint) as output:
+        if output.complete:
+            print(f"candidates  {config.output} is already complete")
+            return 0
+        given = [(question.question, question.source, {"id": question.id}) for question in questions]
+        # Once to compare all rows with the questions, and once to write: what is refused leaves nothing behind.
+        for _ in parts.merged(found, given, parts.check_id):
+            pass
+        for number, row in enumerate(parts.merged(found, given, parts.check_id)):
+            if number >= output.done:
+                output.write(row)
+    print(f"merged      {len(questions):,} rows of {len(found.files)} parts\ncandidates  {config.output}")
     return 0
 
 

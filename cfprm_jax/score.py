@@ -9,16 +9,14 @@ if __name__ == "__main__":
 
 import collections
 import dataclasses
+import os
 import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cfprm_jax import flags
-from cfprm_jax.checkpoints.model_files import MODEL
-from cfprm_jax.checkpoints.retention import CHECKPOINTS
-from cfprm_jax.checkpoints.saving import locate
 from cfprm_jax.config import (
     ATTENTION_HELP,
     ATTENTIONS,
@@ -33,12 +31,14 @@ from cfprm_jax.config import (
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
+from cfprm_jax.inference import parts
 from cfprm_jax.inference.load import encoding_of, limited, open_prm
+from cfprm_jax.inference.parts import without_unused_sharing
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
-from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
+from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, question_of, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.options import Options, option
-from cfprm_jax.runtime import config_files, devices, digests, output_paths
+from cfprm_jax.runtime import config_files, devices, digests, output_paths, shards
 from cfprm_jax.runtime.progress import ProgressLine, duration
 from cfprm_jax.sharding import session
 
@@ -66,6 +66,14 @@ class ScoreConfig(Options):
     )
     output: str = option("", "Output file; compressed if its name ends in .gz.")
     resume: str = option("never", RESUME_HELP, choices=RESUMES)
+    shard: str = option(
+        "",
+        "INDEX/COUNT scores the share INDEX, from 0, of the questions, into OUTPUT.INDEX-of-COUNT; auto takes both "
+        "from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option(
+        (), "Parts that --shard wrote, or globs: write them as one file and score nothing.", kind="list"
+    )
     encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
     step_separator: str = option(
         "",
@@ -99,15 +107,20 @@ class ScoreConfig(Options):
 
 def main(config: ScoreConfig) -> int:
     """The command."""
+    if config.merge:
+        return merge(config)
     if bool(config.model) == bool(config.checkpoint):
         raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
     if not config.input or not config.output:
         raise UserError(f"--{'output' if config.input else 'input'} is empty")
     config = dataclasses.replace(config, model=local_directory(config.model))
+    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
+    shard = shards.parse(config.shard)
+    target = pathlib.Path(config.output) if shard is None else shard.path(config.output)
     files = expand(config.input)
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     fingerprint = {
-        "model": _model_fingerprint(config),
+        "model": parts.model_fingerprint(config.model or config.checkpoint),
         "input": digests.of_paths([file.path for file in files], whole=True),
     }
     model = config.model or config.checkpoint
@@ -115,10 +128,10 @@ def main(config: ScoreConfig) -> int:
     config = dataclasses.replace(config, encoding=encoding.name)
     with (
         session.opened(config.device) as (chosen, mesh),
-        open_rows(config.output, config.resume, config_files.as_dict(config), fingerprint) as output,
+        open_rows(target, config.resume, without_unused_sharing(config_files.as_dict(config)), fingerprint) as output,
     ):
         if output.complete:
-            print(f"scores      {config.output} is already complete")
+            print(f"scores      {target} is already complete")
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
         opened = open_prm(
@@ -147,7 +160,7 @@ def main(config: ScoreConfig) -> int:
         )
         counts, started = ScoringCounts(), time.monotonic()
         progress = _Scoring(counts)
-        for row, _ in score_rows(_read(files, progress, output.done), scorer, counts, output.done):
+        for row, _ in score_rows(_read(files, progress, output.done, shard), scorer, counts, output.done, shard):
             output.write(row)
             progress.show()
         progress.line.clear()
@@ -156,36 +169,69 @@ def main(config: ScoreConfig) -> int:
         f"done        {counts.rows:,} rows, {counts.solutions:,} solutions, {counts.steps:,} steps in "
         f"{duration(seconds)} ({counts.solutions / max(seconds, 1e-9):,.1f} solutions/s)\n"
         f"not scored  {counts.empty:,} without steps, {counts.too_long:,} over {loaded.encoding.max_length} tokens\n"
-        f"scores      {config.output}"
+        f"scores      {target}"
     )
     return 0
+
+
+def merge(config: ScoreConfig) -> int:
+    """Put the parts of --shard together: the bytes that --shard=0/1 writes."""
+    if not config.output:
+        raise UserError("--output is empty")
+    if config.model or config.checkpoint or config.shard:
+        raise UserError("--merge scores nothing: leave out --model, --checkpoint and --shard")
+    output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    found = parts.read_parts(config.merge)
+    files = expand(config.input or found.config["input"])
+    parts.require_input(found, [str(file.path) for file in files])
+    own = {**found.config, "output": config.output, "shard": "0/1"}
+    fingerprint = own.pop("fingerprint")
+    with open_rows(config.output, config.resume, own, fingerprint) as output:
+        if output.complete:
+            print(f"scores      {config.output} is already complete")
+            return 0
+        # Once to compare all rows with the input, and once to write: what is refused leaves nothing behind.
+        count = sum(1 for _ in _merged(found, files))
+        for number, row in enumerate(_merged(found, files)):
+            if number >= output.done:
+                output.write(row)
+    print(f"merged      {count:,} rows of {len(found.files)} parts\nscores      {config.output}")
+    return 0
+
+
+def _merged(found: parts.Parts, files: Sequence[InputFile]) -> Iterator[dict[str, Any]]:
+    """The rows of all parts in the order of the input; the progress line goes by the input."""
+    counts = ScoringCounts()
+    progress = _Scoring(counts)
+    given = ((question_of(row), source, row) for row, source in _read(files, progress, 0))
+    for row in parts.merged(found, given, parts.check_scored):
+        counts.rows += 1
+        yield row
+        progress.show()
+    progress.line.clear()
 
 
 def _log_checkpoint(line: str) -> None:
     print(f"checkpoint  {line}", flush=True)
 
 
-def _model_fingerprint(config: ScoreConfig) -> str:
-    """Digest that identifies the PRM; of a run, that of the loaded checkpoint."""
-    path = pathlib.Path(config.model or config.checkpoint)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory")
-    if path.name != CHECKPOINTS and path.parent.name != CHECKPOINTS and not (path / CHECKPOINTS).is_dir():
-        return digests.of_paths([path], whole=False)
-    run, step = locate(path)
-    return digests.of_paths([run / MODEL, run / CHECKPOINTS / str(step)], whole=False)
+def _read(
+    files: Sequence[InputFile], progress: _Scoring, done: int, shard: shards.Shard | None = None
+) -> Iterator[SourcedRow]:
+    """Every row of the files. UserError for a line that is not a JSON object.
 
-
-def _read(files: Sequence[InputFile], progress: _Scoring, done: int) -> Iterator[SourcedRow]:
-    """Every row of the files. UserError for a line that is not a JSON object."""
+    Args:
+      done: rows of the shard that are written.
+    """
     total, before, number = max(sum(file.size for file in files), 1), 0, 0
     for file in files:
         for row in rows(file):
             source = f"{file.name}:{row.line}"
             if row.data is None:
                 raise UserError(f"{source}: {row.reason}")
-            number += 1
-            if number > done:
+            own = shard is None or shard.owns(question_of(row.data))
+            number += own
+            if own and number > done:
                 progress.fractions.append((before + row.fraction * file.size) / total)
             yield row.data, source
         before += file.size

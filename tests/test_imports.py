@@ -33,6 +33,8 @@ ROOMS = (
     "huggingface",
     "checkpoints",
     "inference",
+    "serving",
+    "searching",
     "training",
     "run",
     "planning",

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tiny_runs import ROOT, rows
 
-from cfprm_jax import flags, train
+from cfprm_jax import flags, score, train
 from cfprm_jax.config import DistributedConfig
 from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.runtime import distributed
@@ -28,11 +28,13 @@ def test_there_is_a_file_a_place() -> None:
         "Dockerfile",
         "gpu_environment.sh",
         "kubernetes.yaml",
+        "kubernetes_shards.yaml",
         "slurm.sh",
+        "slurm_array.sh",
         "tpu_vm.sh",
         "workstation.sh",
     }
-    for script in ("workstation.sh", "slurm.sh", "tpu_vm.sh"):
+    for script in ("workstation.sh", "slurm.sh", "slurm_array.sh", "tpu_vm.sh"):
         assert os.access(LAUNCH / script, os.X_OK)
 
 
@@ -258,3 +260,33 @@ def test_kubernetes_parts_fit_each_other_and_the_command(job_set) -> None:
     assert environment["XLA_FLAGS"].split() == [f"{flag}={size}" for flag in names]
     for variable in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "JAX_OPTIMIZATION_LEVEL"):
         assert f'{variable}="${{{variable}:-{environment[variable]}}}"' in script
+
+
+@pytest.mark.parametrize(("environment", "shard"), [({}, "3/8"), ({"CFPRM_SHARDS": "12"}, "3/12")])
+def test_a_task_of_an_array_scores_its_share(environment, shard, tmp_path) -> None:
+    executable(tmp_path / "python", f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/given\n')
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_ARRAY_TASK_MAX": "7",
+        **environment,
+    }
+    given = ["score", "--checkpoint=RUN", "--input=a.jsonl", "--output=b.jsonl"]
+    subprocess.run(["bash", LAUNCH / "slurm_array.sh", *given], cwd=ROOT, env=environment, check=True)
+    module, command, *found = (tmp_path / "given").read_text().splitlines()
+    assert (module, command) == ("-m", "cfprm_jax.score")
+    config = flags.parse(score.ScoreConfig, ["score", *found])
+    assert (config.shard, config.resume, config.output) == (shard, "auto", "b.jsonl")
+
+
+def test_a_pod_of_the_indexed_job_scores_its_share(tmp_path) -> None:
+    job = yaml.safe_load((LAUNCH / "kubernetes_shards.yaml").read_text())
+    assert job["kind"] == "Job" and job["spec"]["completionMode"] == "Indexed"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    executable(tmp_path / "python", f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/given\n')
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "5"}
+    subprocess.run([*container["command"], *container["args"]], env=environment, check=True)
+    config = flags.parse(score.ScoreConfig, ["score", *(tmp_path / "given").read_text().splitlines()[2:]])
+    assert config.shard == f"5/{job['spec']['completions']}" and config.resume == "auto"

@@ -169,3 +169,15 @@ def test_a_reward_model_is_no_policy(policy, questions, tmp_path, capsys):
     save_file(tensors, directory / "model.safetensors")
     assert run(*flags_of(directory, questions, tmp_path / "c.jsonl")) == 2
     assert "process reward model" in capsys.readouterr().err
+
+
+def test_shares_merged_are_the_bytes_of_one_process(expected, policy, questions, tmp_path, capsys):
+    for index in range(3):
+        assert run(*flags_of(policy, questions, tmp_path / "c.jsonl"), f"--shard={index}/3") == 0
+    assert run(f"--merge={tmp_path}/c.*.jsonl", f"--output={tmp_path}/merged.jsonl") == 0
+    assert (tmp_path / "merged.jsonl").read_bytes() == expected.read_bytes()
+    part = next(p for p in sorted(tmp_path.glob("c.*.jsonl")) if p.read_bytes().count(b"\n") > 1)
+    part.write_bytes(b"".join(part.read_bytes().splitlines(keepends=True)[::-1]))
+    capsys.readouterr()
+    assert run(f"--merge={tmp_path}/c.*.jsonl", f"--output={tmp_path}/other.jsonl") == 2
+    assert f"{part.name} has the question" in capsys.readouterr().err

@@ -149,6 +149,39 @@ class PRM:
         """
         return sigmoid(self._outputs(question, steps)[:, 0]).tolist()
 
+    def score_many(
+        self, questions: Sequence[str], solutions: Sequence[Sequence[str | Sequence[str]]]
+    ) -> list[list[list[float]]]:
+        """The scores of many solutions, computed together: [question][solution][step].
+
+        Args:
+          solutions: of each question its solutions, each as steps, or as a text that is split at the step separator.
+
+        Raises:
+          UserError: as of :meth:`score`, or another number of questions than of lists of solutions.
+        """
+        if len(questions) != len(solutions):
+            raise UserError(f"{len(questions)} questions but {len(solutions)} lists of solutions")
+        split = self._scorer.encoder.split
+        items = [
+            (question, split(solution) if isinstance(solution, str) else solution)
+            for question, own in zip(questions, solutions, strict=True)
+            for solution in own
+        ]
+        found = iter(self._scorer.score(items))
+        scores: list[list[list[float]]] = []
+        for question, own in zip(questions, solutions, strict=True):
+            scores.append([])
+            for number in range(len(own)):
+                z = next(found)
+                if z is None:
+                    raise UserError(
+                        f"solution {number} of the question {question[:80]!r} has no steps, or more than "
+                        f"{self._scorer.encoder.config.max_length} tokens"
+                    )
+                scores[-1].append(sigmoid(z).tolist())
+        return scores
+
     def redundancy(self, question: str, steps: Sequence[str]) -> list[float]:
         """The redundancy of each step, in [0, 1]: the probability that it is correct but redundant.
 

@@ -26,9 +26,11 @@ RESUME_HELP = (
     "resume it, or start a new one. always: it is an error if there is none."
 )
 _FINGERPRINT = "fingerprint"
-_RESOLVED = "resolved"
+RESOLVED = "resolved"
 # Flags that no row depends on, and those whose contents are fingerprinted.
-_FREE = frozenset({"resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"})
+FREE_FLAGS = frozenset(
+    {"resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"}
+)
 
 
 class RowFile:
@@ -51,13 +53,13 @@ class RowFile:
           UserError: the earlier rows were written with another value.
         """
         held = json.loads(self._beside.read_text(encoding="utf-8"))
-        resolved = held.get(_RESOLVED, {})
+        resolved = held.get(RESOLVED, {})
         if self.done and resolved.get(name, value) != value:
             raise UserError(
                 f"{self._beside}: the {self.done:,} rows of --output were written with {name} {resolved[name]}, found "
                 f"{name} {value}: choose another file"
             )
-        atomic.write_json(self._beside, {**held, _RESOLVED: {**resolved, name: value}})
+        atomic.write_json(self._beside, {**held, RESOLVED: {**resolved, name: value}})
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one row and flushes it to the operating system."""
@@ -135,7 +137,7 @@ def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping
         differ = [
             f"--{name}" if name != _FINGERPRINT else _changed(before.get(name), description[name])
             for name in {**description, **before}
-            if name not in _FREE and before.get(name) != json.loads(json.dumps(description)).get(name)
+            if name not in FREE_FLAGS and before.get(name) != json.loads(json.dumps(description)).get(name)
         ]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"--output={output}: cannot read {beside.name}, the flags of its rows: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from cfprm_jax.data.candidates import Question, parse_question
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.scorer import Computation, Plan, Scorer
+from cfprm_jax.runtime.shards import Shard
 
 SourcedRow = tuple[dict[str, Any], str]
 """A decoded row, and the "file:line" that it comes from."""
@@ -64,7 +65,7 @@ class _Group(NamedTuple):
 
 
 def score_rows(
-    items: Iterable[SourcedRow], scorer: Scorer, counts: ScoringCounts, written: int = 0
+    items: Iterable[SourcedRow], scorer: Scorer, counts: ScoringCounts, written: int = 0, shard: Shard | None = None
 ) -> Iterator[SourcedRow]:
     """The rows with "step_scores" and "step_logits" in every solution, in their order.
 
@@ -78,10 +79,13 @@ def score_rows(
       written: number of rows that were written before; they are not yielded, and every score of the others is
         the same to the bit.
 
+      shard: only its rows come out. Each question is scored by itself, so that its scores are the same to the bit
+        whatever the number of shares, one included.
+
     Raises:
       UserError: a row is neither candidates nor stepwise, or a score is not a finite number.
     """
-    groups = _groups(items, scorer, written)
+    groups = _groups(items, scorer, written, shard)
     with concurrent.futures.ThreadPoolExecutor(1) as ahead:
         following = ahead.submit(next, groups, None)
         computing: tuple[_Group, Computation] | None = None
@@ -94,25 +98,38 @@ def score_rows(
             computing = started
 
 
-def _groups(items: Iterable[SourcedRow], scorer: Scorer, written: int) -> Iterator[_Group]:
+def _groups(items: Iterable[SourcedRow], scorer: Scorer, written: int, shard: Shard | None = None) -> Iterator[_Group]:
     """The groups of which something is still to be written."""
     waiting: list[_Waiting] = []
     first = solutions = characters = 0
+    before: str | None = None  # the question of the row before, whoever's it is
 
-    def group() -> _Group:
-        every = [(solution.question, solution.steps) for entry in waiting for solution in entry.solutions]
-        return _Group(waiting, max(0, written - first), scorer.plan(every))
+    def ended() -> Iterator[_Group]:
+        nonlocal waiting, first, solutions, characters
+        if waiting and first + len(waiting) > written:
+            every = [(solution.question, solution.steps) for entry in waiting for solution in entry.solutions]
+            yield _Group(waiting, max(0, written - first), scorer.plan(every))
+        first += len(waiting)
+        waiting, solutions, characters = [], 0, 0
 
     for row, source in items:
-        waiting.append(_Waiting(row, source, _solutions(row, source, scorer)))
-        solutions, characters = solutions + len(waiting[-1].solutions), characters + waiting[-1].characters
+        entry = _Waiting(row, source, _solutions(row, source, scorer))
+        question = question_of(row)
+        if shard is not None and question != before:
+            yield from ended()
+        before = question
+        if shard is None or shard.owns(question):
+            waiting.append(entry)
+            solutions, characters = solutions + len(entry.solutions), characters + entry.characters
         if solutions >= _SOLUTIONS or characters >= _CHARACTERS:
-            if first + len(waiting) > written:
-                yield group()
-            first += len(waiting)
-            waiting, solutions, characters = [], 0, 0
-    if waiting and first + len(waiting) > written:
-        yield group()
+            yield from ended()
+    yield from ended()
+
+
+def question_of(row: Mapping[str, Any]) -> str:
+    """The question of a candidates row or of a stepwise row; empty where it has none."""
+    question = row.get("question" if "candidates" in row else "prompt")
+    return question if isinstance(question, str) else ""
 
 
 def scored_questions(questions: Iterable[Question], scorer: Scorer) -> Iterator[Question]:
@@ -150,7 +167,9 @@ def _scored(group: _Group, computation: Computation, counts: ScoringCounts, redu
         for solution in entry.solutions:
             outputs = next(found)
             if outputs is not None and not np.isfinite(outputs).all():
-                raise UserError(f"{entry.source}: the model gives a score that is not finite: {outputs.tolist()!r:.80}")
+                raise UserError(
+                    f"{entry.source}: the model gives a score that is not finite: {outputs.ravel().tolist()!r:.80}"
+                )
             z = None if outputs is None else outputs[:, 0]
             solution.target["step_scores"] = None if z is None else sigmoid(z).tolist()
             # The shortest decimal that is this float32, which float64's would not be.

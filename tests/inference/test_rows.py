@@ -59,8 +59,8 @@ def test_candidates_get_scores_and_keep_all_else(scorer):
 
 
 def test_a_score_that_is_not_finite_names_the_row(scorer, monkeypatch):
-    bad = [None, np.array([1.0, np.nan], np.float32)]
-    monkeypatch.setattr(scorer, "start", lambda plan: types.SimpleNamespace(scores=lambda: bad))
+    bad = [None, np.array([[1.0], [np.nan]], np.float32)]
+    monkeypatch.setattr(scorer, "start", lambda plan: types.SimpleNamespace(outputs=lambda: bad))
     rows = [({"prompt": QUESTION, "completions": STEPS[:number]}, f"c.jsonl:{number}") for number in (1, 2)]
     with pytest.raises(UserError, match=r"c.jsonl:2: the model gives a score that is not finite: \[1.0, nan\]"):
         list(score_rows(rows, scorer, ScoringCounts()))

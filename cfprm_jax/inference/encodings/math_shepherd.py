@@ -26,7 +26,7 @@ class MathShepherdEncoder(StepEncoder):
     def __init__(self, tokenizer: transformers.PreTrainedTokenizerBase, config: EncodingConfig) -> None:
         """Raises UserError when the tag is not one token."""
         super().__init__(tokenizer, config)
-        self._tag = self._one(TAG)
+        self.marker_id = self._one(TAG)
 
     def signs(self) -> tuple[int, int]:
         """The ids of "+" and "-", whose logits at a tag are compared.
@@ -56,7 +56,7 @@ class MathShepherdEncoder(StepEncoder):
             # The last token that ends where the tag does.
             at = {end: place for place, (_, end) in enumerate(encoding.offsets)}
             positions = [at.get(end, 0) for end in tags]
-            if any(encoding.ids[place] != self._tag for place in positions):
+            if any(encoding.ids[place] != self.marker_id for place in positions):
                 raise UserError(
                     f"the tokenizer in {self._tokenizer.name_or_path} does not end a step of the question "
                     f"{question[:80]!r} with the token of {TAG!r}: the PRM is of another encoding"

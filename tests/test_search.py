@@ -1,0 +1,116 @@
+"""The search command, end to end with a small random policy and PRM."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+
+pytest.importorskip("torch")
+from tiny_policies import write_language_model
+
+import cfprm_jax
+from cfprm_jax import flags, search, synthetic
+from cfprm_jax.config import EncodingConfig
+from cfprm_jax.data.candidates import read_candidates
+from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.huggingface import loading
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.parameters import init_params
+
+WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=2, solutions_per_problem=2, candidates_per_problem=2)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return write_language_model(tmp_path_factory.mktemp("lm"), tied=True)[0]
+
+
+@pytest.fixture(scope="module")
+def prm(tmp_path_factory):
+    world = synthetic.materialise(tmp_path_factory.mktemp("world"), 0, WORLD)
+    directory = tmp_path_factory.mktemp("export") / "prm"
+    config = PRMConfig(loading.read_config(world.model)[0])
+    encoding = EncodingConfig(max_length=256, system_prompt="", step_separator="four")
+    params, tokenizer = init_params(config, jax.random.key(0)), load_tokenizer(world.model)
+    loading.export(directory, params, config, tokenizer, encoding, dtype="float32")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    path = tmp_path_factory.mktemp("questions") / "mine.jsonl"
+    path.write_text(
+        "".join(json.dumps({"id": i, "question": f"one+{'two' * i}", "answer": "3"}) + "\n" for i in range(2))
+    )
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: devices)
+
+
+def run(*arguments: str) -> int:
+    return flags.run(search.SearchConfig, search.main, ["search", "--compile_cache_dir=", *arguments])
+
+
+def given(policy, prm, questions, output, **changes) -> list[str]:
+    chosen = {"n": 4, "beam_width": 2, "max_new_tokens": 24, "max_steps": 4, "system_prompt": "", "seed": 1, **changes}
+    return [f"--model={policy}", f"--reward={prm}", f"--questions={questions}", f"--output={output}"] + [
+        f"--{name}={value}" for name, value in chosen.items()
+    ]
+
+
+def test_candidates_with_scores_and_costs(policy, prm, questions, tmp_path, capsys) -> None:
+    output = tmp_path / "found.jsonl"
+    assert run(*given(policy, prm, questions, output)) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [0, 1] and len(list(read_candidates(output))) == 2
+    reference = cfprm_jax.load(prm)
+    for row in rows:
+        assert 0 < len(row["candidates"]) <= 4
+        last = [candidate["step_logits"][-1] for candidate in row["candidates"]]
+        assert last == sorted(last, reverse=True)
+        best = row["candidates"][0]
+        assert best["step_scores"] == pytest.approx(reference.score(row["question"], best["steps"]), rel=1e-4)
+        cost = row["cost"]
+        assert cost["policy_tokens"] >= cost["sampled_tokens"] > 0 and cost["reward_tokens"] <= cost["reward_requested"]
+        assert 0 < cost["calls"] <= 4
+        kept = sum(candidate["tokens"] for candidate in row["candidates"])
+        assert cost["sampled_tokens"] - kept <= cost["discarded_tokens"] < cost["sampled_tokens"]
+    assert "2 questions" in capsys.readouterr().out
+    again = tmp_path / "again.jsonl"
+    lines = output.read_bytes().splitlines(keepends=True)
+    (tmp_path / "again.jsonl.partial").write_bytes(lines[0])
+    config = json.loads((tmp_path / "found.jsonl.config.json").read_text())
+    (tmp_path / "again.jsonl.config.json").write_text(json.dumps(config))
+    assert run(*given(policy, prm, questions, again), "--resume=auto") == 0
+    resumed = [json.loads(line) for line in again.read_text().splitlines()]
+    for row, before in zip(resumed, rows, strict=True):
+        assert [c["text"] for c in row["candidates"]] == [c["text"] for c in before["candidates"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n": 5}, "--n=5 is not a multiple of --beam_width=2"),
+        ({"method": "mcts"}, "method"),
+        ({"granularity": 0}, "granularity"),
+        ({"max_new_tokens": 100000}, "--max_new_tokens"),
+    ],
+)
+def test_bad_flags(policy, prm, questions, tmp_path, capsys, changes, message) -> None:
+    output = tmp_path / "found.jsonl"
+    assert run(*given(policy, prm, questions, output, **changes)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+    assert not output.exists()
+
+
+def test_a_reward_that_is_none(policy, questions, tmp_path, capsys) -> None:
+    for reward, message in (("/nowhere", "neither a directory"), ("http://127.0.0.1:1", "127.0.0.1:1")):
+        assert run(*given(policy, reward, questions, tmp_path / "found.jsonl")) == 2
+        assert message in capsys.readouterr().err
