@@ -95,7 +95,7 @@ class ServeConfig(Options):
 def main(config: ServeConfig) -> int:
     """Runs the command."""
     if bool(config.model) == bool(config.checkpoint):
-        raise UserError("name one of --model (a Hugging Face directory) and --checkpoint (a run of train)")
+        raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f'serve needs {", ".join(missing)}: pip install "cfprm-jax[serve]"')
