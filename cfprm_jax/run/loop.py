@@ -1,9 +1,9 @@
-"""The training loop: batch, step, report, evaluate, save, in this order, until the end or a signal.
+"""The training loop: batch, step, log, evaluate, save, in this order, until the end or a signal.
 
-All processes of a run go through it in step: what one does, all do, at the same step.
+All processes of a run execute it in lockstep: each takes the same branch at the same step.
 
-Devices run ahead of the host: a step is dispatched, and while it runs the host reports the one before it and prepares
-the next batch. Only an evaluation and a checkpoint wait for the newest step.
+Devices run ahead of the host: a step is dispatched, and while it runs the host logs the one before it and prepares the
+next batch. Only an evaluation and a checkpoint wait for the newest step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cfprm_jax.data.loader import Batch
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.run.evaluation import DISTINCT
-from cfprm_jax.run.metrics import EVALUATION, Log, Progress
+from cfprm_jax.run.metrics import EVALUATION, MetricWriter, Progress
 from cfprm_jax.sharding import rules
 from cfprm_jax.training.step import TrainState
 
@@ -30,114 +30,188 @@ _SOURCES_NAMED = 5
 
 
 class BatchIterator(Protocol):
-    """What the loop asks of the loader's iterator: after the k-th batch its state stands for batches k + 1 and on."""
+    """The loader's iterator. After batch k its state stands for batches k + 1 and later."""
 
     def __next__(self) -> Batch: ...
     def get_state(self) -> dict[str, Any]: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What the loop runs; the same after a resume."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """The work of the loop; the same after a resume.
+
+    Attributes:
+      train_step: (state, batch) -> (state, metrics); the state is donated.
+      evaluate: (params, stop) -> metrics, or None if stop() ended it; None without a held-out split.
+      shardings: of a batch.
+      num_steps: optimizer steps of the run.
+      config: when to log, evaluate and save.
+      meta: stored in every checkpoint.
+      flops: FLOPs of the model for a step on a batch.
+      measure: further figures for the log, such as memory in use.
+    """
 
     train_step: Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]]
-    # (params, stop) -> metrics, or None if stop() ended it; None where there is nothing to evaluate on
     evaluate: Callable[[Any, Callable[[], bool]], dict[str, float] | None] | None
     shardings: PackedBatch
     num_steps: int
     config: RunConfig
-    meta: Mapping[str, Any]  # stored in every checkpoint
-    flops: Callable[[Batch], float]  # that the model needs for a step on a batch
-    measure: Callable[[], Mapping[str, Any]]  # more figures for the log, such as the devices' memory
+    meta: Mapping[str, Any]
+    flops: Callable[[Batch], float]
+    measure: Callable[[], Mapping[str, Any]]
 
 
-class Outcome(NamedTuple):
+class Position(NamedTuple):
+    """Where the loop starts.
+
+    Attributes:
+      state: after `step` optimizer steps.
+      step: 0 for a new run, otherwise that of the restored checkpoint.
+      evaluated: False if the checkpoint lacks an evaluation, which a signal or a kill ended. If one is due at this
+        step it comes first, and the checkpoint gets it.
+    """
+
+    state: TrainState
+    step: int = 0
+    evaluated: bool = True
+
+
+class Writers(NamedTuple):
+    """Where the loop writes."""
+
+    checkpoints: Checkpoints
+    metrics: MetricWriter
+    progress: Progress
+
+
+class LoopResult(NamedTuple):
     """How the loop ended."""
 
     step: int  # of the newest checkpoint
-    complete: bool  # all steps and the last evaluation are done; otherwise it was told to stop
+    complete: bool  # all steps and the last evaluation are done; otherwise a signal stopped it
 
 
-class _Pending(NamedTuple):
-    """A step that was dispatched and not reported yet."""
+def train(
+    plan: TrainingPlan, start: Position, batches: BatchIterator, writers: Writers, stop: Callable[[], bool]
+) -> LoopResult:
+    """Run steps start.step + 1 .. num_steps.
+
+    There is a checkpoint every checkpoint_every steps, after an evaluation that is the best so far (where the best is
+    kept), at the end, and where a signal stops the run.
+
+    Args:
+      stop: whether to stop; the same answer in all processes, which all call it.
+
+    Raises:
+      UserError: a loss or gradient that is not finite, with step, sources of the batch and the last good checkpoint; or
+        a checkpoint or metric that cannot be written.
+    """
+    loop = _Loop(plan, start, writers, stop)
+    loop.make_up_evaluation()
+    while loop.step < plan.num_steps and not loop.stopping:
+        loop.dispatch(next(batches))
+        loop.log_previous()
+        writers.checkpoints.check()
+        loop.stopping = stop()
+        evaluation = loop.evaluate_if_due()
+        if loop.save_due(evaluation):
+            loop.save(batches.get_state(), evaluation)
+    writers.checkpoints.wait()
+    return LoopResult(loop.step, loop.complete())
+
+
+class _Dispatched(NamedTuple):
+    """A step whose metrics are not logged yet."""
 
     step: int
     batch: Batch
     metrics: dict[str, jax.Array]
 
 
-def train(
-    job: Job,
-    state: TrainState,
-    start_step: int,
-    batches: BatchIterator,
-    checkpoints: Checkpoints,
-    log: Log,
-    progress: Progress,
-    stop: Callable[[], bool],
-    evaluated: bool = True,
-) -> Outcome:
-    """Run steps start_step + 1 .. num_steps.
+class _Loop:
+    """State of the loop between its parts.
 
-    There is a checkpoint every checkpoint_every steps, after an evaluation that is the best so far (where the best is
-    kept), at the end, and where the signal came.
-
-    Args:
-      stop: whether to stop; asked by all processes alike, and the same for all.
-      evaluated: False if the checkpoint of start_step has no evaluation. If one is due then, which a signal or a kill
-        has ended, it comes first, and the checkpoint gets it.
-
-    Raises:
-      UserError: a loss or gradient that is not finite, with step, sources of the batch and the last good checkpoint; or
-        a checkpoint or a figure that cannot be written.
+    Attributes:
+      state, step: of the newest step, which may still run on the devices.
+      evaluated: whether the evaluation that is due at this step, if any, is done.
+      stopping: whether to end after this step.
     """
-    config, step, stopping = job.config, start_step, False
-    pending: _Pending | None = None
 
-    def report() -> None:
-        nonlocal pending
-        if pending is not None:
-            _report(pending, job, checkpoints, log, progress)
-            pending = None
+    def __init__(self, plan: TrainingPlan, start: Position, writers: Writers, stop: Callable[[], bool]) -> None:
+        self.plan, self.writers, self.stop = plan, writers, stop
+        self.state, self.step, self.evaluated = start
+        self.stopping = False
+        self._newest: _Dispatched | None = None  # not logged yet
+        self._previous: _Dispatched | None = None
 
-    def evaluate() -> dict[str, float] | None:
-        found = job.evaluate(state.params, stop) if job.evaluate is not None else None
-        if found is not None:
-            log.write(step, found, board="eval", prefix=EVALUATION)
-            progress.say(f"step {step}: held-out {describe(found)}")
-        return found
-
-    def due() -> bool:
-        at_this_step = step == job.num_steps or _divides(config.eval_every, step)
-        return job.evaluate is not None and step > 0 and at_this_step
-
-    if due() and not evaluated:
-        evaluation = evaluate()
+    def make_up_evaluation(self) -> None:
+        """The evaluation that is due at the start and missing in its checkpoint."""
+        if self.evaluated or not self._evaluation_due():
+            return
+        evaluation = self._evaluate()
         if evaluation is not None:
-            checkpoints.add_evaluation(step, evaluation)
-        evaluated, stopping = evaluation is not None, stop()
-    while step < job.num_steps and not stopping:
-        batch = next(batches)
-        state, metrics = job.train_step(state, rules.put_batch(batch.packed, job.shardings))
-        step += 1
-        report()
-        pending = _Pending(step, batch, metrics)
-        checkpoints.check()
+            self.writers.checkpoints.add_evaluation(self.step, evaluation)
+        self.evaluated, self.stopping = evaluation is not None, self.stop()
 
-        stopping, evaluation = stop(), None
-        evaluated = not due()
-        evaluate_now = due() and not stopping
-        save_now = stopping or step == job.num_steps or _divides(config.checkpoint_every, step)
-        if evaluate_now or save_now:
-            report()  # so that no state is saved whose loss was not finite
-        if evaluate_now:
-            evaluation = evaluate()
-            evaluated, stopping = evaluation is not None, stop()
-            save_now = save_now or stopping or checkpoints.improves(evaluation)
-        if save_now:
-            checkpoints.save(step, state, batches.get_state(), {**job.meta, "step": step, "metrics": evaluation})
-    checkpoints.wait()
-    return Outcome(step, step == job.num_steps and (evaluated or job.evaluate is None))
+    def dispatch(self, batch: Batch) -> None:
+        """Start a step on the devices."""
+        placed = rules.put_batch(batch.packed, self.plan.shardings)
+        self.state, metrics = self.plan.train_step(self.state, placed)
+        self.step += 1
+        self._previous, self._newest = self._newest, _Dispatched(self.step, batch, metrics)
+
+    def log_previous(self) -> None:
+        """Log the step before the newest, which is complete or nearly so."""
+        if self._previous is not None:
+            _log(self._previous, self.plan, self.writers)
+            self._previous = None
+
+    def evaluate_if_due(self) -> dict[str, float] | None:
+        """The metrics of an evaluation at this step; None if none is due or a signal ended it."""
+        self.evaluated = not self._evaluation_due()
+        if self.evaluated or self.stopping:
+            return None
+        self._log_newest()
+        evaluation = self._evaluate()
+        self.evaluated, self.stopping = evaluation is not None, self.stop()
+        return evaluation
+
+    def save_due(self, evaluation: dict[str, float] | None) -> bool:
+        """Whether to save a checkpoint at this step."""
+        return (
+            self.stopping
+            or self.step == self.plan.num_steps
+            or _divides(self.plan.config.checkpoint_every, self.step)
+            or (evaluation is not None and self.writers.checkpoints.improves(evaluation))
+        )
+
+    def save(self, data: dict[str, Any], evaluation: dict[str, float] | None) -> None:
+        """Save a checkpoint; data is the state of the iterator."""
+        self._log_newest()  # no state is saved whose loss was not finite
+        meta = {**self.plan.meta, "step": self.step, "metrics": evaluation}
+        self.writers.checkpoints.save(self.step, self.state, data, meta)
+
+    def complete(self) -> bool:
+        """Whether all steps and the last evaluation are done."""
+        return self.step == self.plan.num_steps and (self.evaluated or self.plan.evaluate is None)
+
+    def _evaluation_due(self) -> bool:
+        at_this_step = self.step == self.plan.num_steps or _divides(self.plan.config.eval_every, self.step)
+        return self.plan.evaluate is not None and self.step > 0 and at_this_step
+
+    def _evaluate(self) -> dict[str, float] | None:
+        if self.plan.evaluate is None:
+            return None
+        metrics = self.plan.evaluate(self.state.params, self.stop)
+        if metrics is not None:
+            self.writers.metrics.write(self.step, metrics, board="eval", prefix=EVALUATION)
+            self.writers.progress.log(f"step {self.step}: held-out {describe(metrics)}")
+        return metrics
+
+    def _log_newest(self) -> None:
+        if self._newest is not None:
+            _log(self._newest, self.plan, self.writers)
+            self._newest = None
 
 
 def describe(evaluation: Mapping[str, float]) -> str:
@@ -166,22 +240,13 @@ def _divides(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _report(pending: _Pending, job: Job, checkpoints: Checkpoints, log: Log, progress: Progress) -> None:
-    """Wait for a step's metrics, refuse them if they are not finite, else write and show them."""
-    step, batch = pending.step, pending.batch
-    metrics = {name: float(value) for name, value in jax.device_get(pending.metrics).items()}
+def _log(dispatched: _Dispatched, plan: TrainingPlan, writers: Writers) -> None:
+    """Wait for a step's metrics and log them. UserError if loss or gradient are not finite."""
+    step, batch = dispatched.step, dispatched.batch
+    metrics = {name: float(value) for name, value in jax.device_get(dispatched.metrics).items()}
     for name in ("loss", "grad_norm"):
         if not math.isfinite(metrics[name]):
-            checkpoints.wait()
-            good = checkpoints.latest
-            sources = list(dict.fromkeys(batch.sources))
-            named = ", ".join(sources[:_SOURCES_NAMED])
-            more = f" and {len(sources) - _SOURCES_NAMED} more" if len(sources) > _SOURCES_NAMED else ""
-            raise UserError(
-                f"step {step}: {name} is {metrics[name]}; granularity {batch.granularity}, its batch came from "
-                f"{named}{more}; last good checkpoint: "
-                + (f"{checkpoints.directory / str(good)}" if good is not None else "none was written yet")
-            )
+            raise _not_finite(name, metrics[name], step, batch, writers.checkpoints)
     values = {
         **metrics,
         "granularity": batch.granularity,
@@ -190,8 +255,22 @@ def _report(pending: _Pending, job: Job, checkpoints: Checkpoints, log: Log, pro
         "trajectories": batch.trajectories,
         "tokens_computed": batch.tokens_computed,
         "tokens_expanded": batch.tokens_expanded,
-        **progress.advance(step, batch.tokens_computed, batch.tokens_expanded, job.flops(batch)),
-        **job.measure(),
+        **writers.progress.advance(step, batch.tokens_computed, batch.tokens_expanded, plan.flops(batch)),
+        **plan.measure(),
     }
-    log.write(step, values, board="train" if _divides(job.config.log_every, step) else "")
-    progress.show(step, values)
+    writers.metrics.write(step, values, board="train" if _divides(plan.config.log_every, step) else "")
+    writers.progress.show(step, values)
+
+
+def _not_finite(name: str, value: float, step: int, batch: Batch, checkpoints: Checkpoints) -> UserError:
+    """The error of a step whose loss or gradient is not finite."""
+    checkpoints.wait()
+    good = checkpoints.latest
+    sources = list(dict.fromkeys(batch.sources))
+    named = ", ".join(sources[:_SOURCES_NAMED])
+    more = f" and {len(sources) - _SOURCES_NAMED} more" if len(sources) > _SOURCES_NAMED else ""
+    return UserError(
+        f"step {step}: {name} is {value}; granularity {batch.granularity}, its batch came from {named}{more}; "
+        "last good checkpoint: "
+        + (f"{checkpoints.directory / str(good)}" if good is not None else "none was written yet")
+    )

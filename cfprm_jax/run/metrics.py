@@ -63,14 +63,14 @@ def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> int:
     return len(lines) - len(kept)
 
 
-class Log(Protocol):
-    """Where the loop writes its figures."""
+class MetricWriter(Protocol):
+    """Where the loop writes its metrics."""
 
     def write(self, step: int, values: Mapping[str, Any], board: str = "", prefix: str = "") -> None: ...
 
 
-class SilentLog:
-    """What the processes write that are not the first: nothing."""
+class NullWriter:
+    """Writes nothing: of all processes but the main process."""
 
     def write(self, step: int, values: Mapping[str, Any], board: str = "", prefix: str = "") -> None:
         """Nothing."""
@@ -185,8 +185,8 @@ class Progress:
         due = step % self._log_every == 0 or step == self._num_steps
         self._line.show(lambda: self._text(step, values), due=due)
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the updating one."""
+    def log(self, text: str) -> None:
+        """Print a line of its own, above the updating one."""
         self._line.log(text)
 
     def finish(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -62,13 +61,13 @@ def shapes(s):
 def drive(setup, batch, tmp_path):
     """Run the loop in tmp_path, anew or from the newest checkpoint as train does.
 
-    Returns (outcome, rows of metrics.jsonl, steps saved, text shown).
+    Returns (result, rows of metrics.jsonl, steps saved, text shown).
     """
 
     def run(batches, evaluate=None, stop=lambda: False, resume=False, **options):
         s = setup(num_steps=6)
         stream = io.StringIO()
-        job = loop.Job(
+        plan = loop.TrainingPlan(
             train_step=s.step,
             evaluate=evaluate,
             shardings=s.batch_shardings,
@@ -79,20 +78,19 @@ def drive(setup, batch, tmp_path):
             measure=lambda: {"memory_in_use": None},
         )
         with contextlib.ExitStack() as stack:
-            opened = saving.Checkpoints(tmp_path, job.config.keep_checkpoints, job.config.keep_best)
+            opened = saving.Checkpoints(tmp_path, plan.config.keep_checkpoints, plan.config.keep_best)
             checkpoints = stack.enter_context(contextlib.closing(opened))
-            state, start, evaluated = s.init(), 0, True
+            start = loop.Position(s.init())
             if resume:
                 restored = checkpoints.restore_newest(shapes(s))
-                state, start, evaluated = restored.state, restored.step, restored.meta["metrics"] is not None
+                start = loop.Position(restored.state, restored.step, restored.meta["metrics"] is not None)
                 batches.next = restored.data["next"]
-            log = stack.enter_context(contextlib.closing(MetricLog(tmp_path, start, evaluated)))
-            outcome = loop.train(
-                job, state, start, batches, checkpoints, log, Progress(stream, start, 6, 2), stop, evaluated
-            )
+            metrics = stack.enter_context(contextlib.closing(MetricLog(tmp_path, start.step, start.evaluated)))
+            writers = loop.Writers(checkpoints, metrics, Progress(stream, start.step, 6, 2))
+            result = loop.train(plan, start, batches, writers, stop)
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         saved = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
-        return outcome, rows, saved, stream.getvalue()
+        return result, rows, saved, stream.getvalue()
 
     return run
 
@@ -115,11 +113,11 @@ def test_runs_to_the_end(drive, batch, restore) -> None:
         seen.append(jax.tree.map(np.asarray, params))
         return EVALUATION
 
-    outcome, rows, saved, text = drive(Batches(batch), evaluate=evaluate, eval_every=3)
+    result, rows, saved, text = drive(Batches(batch), evaluate=evaluate, eval_every=3)
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
     assert saved == [2, 4, 6]
-    assert outcome == (6, True)
+    assert result == (6, True)
     newest = restore()
     assert newest.meta["metrics"] == EVALUATION
     jax.tree.map(np.testing.assert_array_equal, seen[-1], newest.state.params)
@@ -138,11 +136,11 @@ def test_stops_and_resumes_to_the_same_end(drive, batch, restore, tmp_path) -> N
     shutil.rmtree(tmp_path)
     with StopSignal().installed() as asked:
         kill = Batches(batch, before=lambda k: os.kill(os.getpid(), signal.SIGTERM) if k == 2 else None)
-        outcome, _, saved, _ = drive(kill, stop=StopVote(asked, jax.devices()[:1], 1), checkpoint_every=100)
-    assert outcome == (3, False)
+        result, _, saved, _ = drive(kill, stop=StopVote(asked, jax.devices()[:1], 1), checkpoint_every=100)
+    assert result == (3, False)
     assert 3 in saved
-    outcome, rows, _, _ = drive(Batches(batch), resume=True, checkpoint_every=100)
-    assert outcome == (6, True)
+    result, rows, _, _ = drive(Batches(batch), resume=True, checkpoint_every=100)
+    assert result == (6, True)
     jax.tree.map(np.testing.assert_array_equal, restore().state, expected)
     for row in rows + whole_rows:
         for name in MEASURED:
@@ -167,21 +165,21 @@ def test_an_evaluation_that_a_stop_ends_is_made_up(drive, batch, restore, tmp_pa
 
     options = {"eval_every": 3, "keep_best": "auroc"}
     vote = StopVote(stop, jax.devices()[:1], 1)
-    outcome, rows, saved, _ = drive(Batches(batch), evaluate=cut, stop=vote, **options)
-    assert outcome == (at, False)
+    result, rows, saved, _ = drive(Batches(batch), evaluate=cut, stop=vote, **options)
+    assert result == (at, False)
     assert at in saved and restore().meta["metrics"] is None
     assert [row["step"] for row in rows if "eval_loss" in row] == [3][: at // 6]
-    outcome, _, _, _ = go_on(cut, vote)
-    assert outcome == (at, False)
+    result, _, _, _ = go_on(cut, vote)
+    assert result == (at, False)
     better = {**EVALUATION, "auroc": 0.97}
     stop.received = None
     asked = iter([signal.SIGTERM])
-    outcome, _, saved, _ = go_on(lambda params, stop: better, lambda: next(asked) is not None)
-    assert outcome == (at, at == 6)  # told to stop after it
+    result, _, saved, _ = go_on(lambda params, stop: better, lambda: next(asked) is not None)
+    assert result == (at, at == 6)  # told to stop after it
     assert max(saved) == at and restore().meta["metrics"] == better
     assert saving.locate(tmp_path / "best") == (tmp_path, at)
-    outcome, rows, _, _ = go_on(lambda params, stop: EVALUATION, lambda: False)
-    assert outcome == (6, True)
+    result, rows, _, _ = go_on(lambda params, stop: EVALUATION, lambda: False)
+    assert result == (6, True)
     assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
     assert saving.locate(tmp_path / "best") == (tmp_path, at)
 
@@ -243,8 +241,3 @@ def test_a_loss_that_is_not_finite(drive, batch, tmp_path) -> None:
 def test_not_finite_before_any_checkpoint(drive, batch) -> None:
     with pytest.raises(UserError, match=r"step 1: .*last good checkpoint: none was written yet"):
         drive(Batches(batch, poisoned=1))
-
-
-def test_job_is_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        loop.Job(None, None, None, 1, RunConfig(), {}, None, None).num_steps = 2  # type: ignore[misc, arg-type]

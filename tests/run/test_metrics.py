@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.run.metrics import EVALUATION, MetricLog, Progress, SilentLog, truncate
+from cfprm_jax.run.metrics import EVALUATION, MetricLog, NullWriter, Progress, truncate
 from cfprm_jax.runtime.progress import duration
 
 VALUES = {"granularity": 2, "loss": 0.51234, "step_accuracy": 0.75, "learning_rate": 1.5e-6}
@@ -92,8 +92,8 @@ def test_a_full_disk_is_an_error_and_no_hang(tmp_path, what: str) -> None:
     log.close()
 
 
-def test_silence(tmp_path) -> None:
-    SilentLog().write(1, {"loss": 1.0}, board="train")
+def test_a_null_writer_writes_nothing(tmp_path) -> None:
+    NullWriter().write(1, {"loss": 1.0}, board="train")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,7 +121,7 @@ def drive(stream: io.StringIO, steps: int, seconds: float) -> Progress:
 
 def test_plain_lines() -> None:
     stream = io.StringIO()
-    drive(stream, 25, seconds=2.0).say("a note")
+    drive(stream, 25, seconds=2.0).log("a note")
     lines = stream.getvalue().splitlines()
     assert lines == [
         "step 10/40  C=2  loss 0.5123  accuracy 0.750  rate 1.50e-06  500 tokens/s (expanded 6,000)  left 1:00",
@@ -149,7 +149,7 @@ def test_one_updating_line_on_a_terminal(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     stream = Terminal()
     progress = drive(stream, 25, seconds=0.01)  # 10 updates a second at most
-    progress.say("a note")
+    progress.log("a note")
     progress.finish()
     text = stream.getvalue()
     assert text.count("\n") == 2

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cfprm_jax import train
 from cfprm_jax.errors import UserError
+from cfprm_jax.run import identity
 from cfprm_jax.run.inputs import Sources
 
 RAW = {"model_type": "qwen2", "hidden_size": 8, "_name_or_path": "a"}
@@ -29,19 +29,19 @@ def model(tmp_path) -> pathlib.Path:
 
 
 def meta(path: str, content: str | None) -> dict:
-    return {"fingerprint": json.loads(json.dumps({"model": path, train.MODEL_CONTENT: content, "seed": 1}))}
+    return {"fingerprint": json.loads(json.dumps({"model": path, identity.MODEL_CONTENT: content, "seed": 1}))}
 
 
 def test_a_model_is_identified_by_its_content(model, tmp_path) -> None:
-    content = train.model_content(sources(model), RAW)
+    content = identity.model_content(sources(model), RAW)
     moved = shutil.copytree(model, tmp_path / "moved")
-    assert train.model_content(sources(moved), {**RAW, "_name_or_path": "b"}) == content is not None
-    assert train.model_content(sources(model), {**RAW, "hidden_size": 9}) != content
-    assert train.model_content(sources(model, "random"), RAW) not in (content, None)
+    assert identity.model_content(sources(moved), {**RAW, "_name_or_path": "b"}) == content is not None
+    assert identity.model_content(sources(model), {**RAW, "hidden_size": 9}) != content
+    assert identity.model_content(sources(model, "random"), RAW) not in (content, None)
     save_file({"model.norm.weight": np.ones(8, np.float32)}, moved / "model.safetensors")
-    assert train.model_content(sources(moved), RAW) != content
+    assert identity.model_content(sources(moved), RAW) != content
     (moved / "model.safetensors").unlink()
-    assert train.model_content(sources(moved), RAW) is None
+    assert identity.model_content(sources(moved), RAW) is None
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_a_model_is_identified_by_its_content(model, tmp_path) -> None:
 def test_a_run_is_refused_by_content_where_it_is_known(saved, now, message) -> None:
     current = meta(*now)["fingerprint"]
     if message is None:
-        train.refuse_another_run(pathlib.Path("run"), meta(*saved), current)
+        identity.require_same(pathlib.Path("run"), meta(*saved), current)
         return
     with pytest.raises(UserError, match=message):
-        train.refuse_another_run(pathlib.Path("run"), meta(*saved), current)
+        identity.require_same(pathlib.Path("run"), meta(*saved), current)
 
 
 def test_runs_of_earlier_versions_are_identified_by_the_path() -> None:
     current = meta("a", "x")["fingerprint"]
-    train.refuse_another_run(pathlib.Path("run"), {"fingerprint": {"model": "a", "seed": 1}}, current)
+    identity.require_same(pathlib.Path("run"), {"fingerprint": {"model": "a", "seed": 1}}, current)
     with pytest.raises(UserError, match="model was b and is a"):
-        train.refuse_another_run(pathlib.Path("run"), {"fingerprint": {"model": "b", "seed": 1}}, current)
+        identity.require_same(pathlib.Path("run"), {"fingerprint": {"model": "b", "seed": 1}}, current)
