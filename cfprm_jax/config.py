@@ -27,6 +27,7 @@ ESTIMATES = ("labels", "hard", "soft", "relative", "self_denoised", "entropy", "
 AFTER_FIRST_ERROR = ("null", "negative", "keep")
 LOSSES = ("bce", "mse", "q_ranking")
 LABEL_WEIGHTS = ("trajectory", "node", "question")
+LOGGERS = ("tensorboard", "wandb", "trackio")
 SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
 PACKINGS = ("tree", "sequence", "none")
 ATTENTIONS = ("auto", "xla", "blockwise", "cudnn", "pallas")
@@ -496,9 +497,16 @@ class RunConfig(Options):
     )
     log_every: int = option(
         10,
-        "Optimizer steps between printed lines and between TensorBoard points; metrics.jsonl has every step.",
+        "Optimizer steps between printed lines and between points of --logger; metrics.jsonl has every step.",
         lower=1,
         upper=MOST_STEPS,
+    )
+    logger: tuple[str, ...] = option(
+        ("tensorboard",),
+        "Loggers beside metrics.jsonl, comma-separated; empty is none. A logger that fails is dropped, and training "
+        "continues.",
+        choices=LOGGERS,
+        kind="list",
     )
     eval_every: int = option(
         0, "Optimizer steps between evaluations; 0 evaluates at the end only.", lower=0, upper=MOST_STEPS

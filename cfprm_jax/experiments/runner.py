@@ -39,6 +39,8 @@ from cfprm_jax.runtime.progress import duration
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.
 _VERSION = 2
+# Options that a cell's identity holds in another form.
+_OF_THE_CELL = ("train_data", "model", "seed", "loss")
 # Batches whose tokens are counted, to estimate the number of steps for a given number of tokens.
 _MEASURED_STEPS = 64
 
@@ -172,7 +174,16 @@ class Runner:
 
     def _fingerprint(self, cell: Cell) -> str:
         options = config_files.as_dict(self._materials.base)
-        for name in ("output_dir", "compile_cache_dir", "data_cache_dir", "train_data", "model", "seed", "loss"):
+        for name in (
+            "output_dir",
+            "compile_cache_dir",
+            "data_cache_dir",
+            "train_data",
+            "model",
+            "seed",
+            "loss",
+            "logger",
+        ):
             options.pop(name)
         identity = {
             "version": _VERSION,

@@ -1,10 +1,11 @@
-"""The directory of a run: what is in it, whether it may be used, and the description of the model that it keeps.
+"""The directory of a run: its files, whether it may be used, and the description of the model that it holds.
 
 config.json, run.flags    the resolved flags
 corpus.json               counts of the training corpus, skipped and malformed rows
 metrics.jsonl             a line a step; tensorboard/ beside it
-model/                    config.json and tokenizer as Hugging Face has them, prm.json with what makes it a PRM, and
-                          checksums.json of these
+logger_id                 of the run in W&B and Trackio
+model/                    config.json and tokenizer in Hugging Face's format, prm.json with the options of the PRM,
+                          and checksums.json of these
 checkpoints/STEP/         Orbax
 lock                      held by the process that trains
 """
@@ -25,12 +26,13 @@ CONFIG = "config.json"
 CORPUS = "corpus.json"
 FLAGS = "run.flags"
 LOCK = "lock"
+LOGGER_ID = "logger_id"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
 
 def check(output_dir: str, resume: str) -> pathlib.Path:
-    """The run directory, which must hold no run, or one if it is to be gone on with. Nothing is written yet.
+    """The run directory, which must hold no run, or one to resume. Writes nothing.
 
     Raises:
       UserError: --output_dir is missing or a file, holds another run under --resume=never, or none under always.
@@ -43,19 +45,19 @@ def check(output_dir: str, resume: str) -> pathlib.Path:
     if held and resume == "never":
         raise UserError(
             f"--output_dir={output_dir} holds another run ({', '.join(held)}): choose another directory, "
-            "or go on with that run by --resume=auto"
+            "or resume that run with --resume=auto"
         )
     if resume == "always" and CONFIG not in held:
-        raise UserError(f"--resume=always: --output_dir={output_dir} holds no run to go on with (no {CONFIG} there)")
+        raise UserError(f"--resume=always: --output_dir={output_dir} holds no run to resume (no {CONFIG} there)")
     return path
 
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path, resume: str) -> Iterator[None]:
-    """Keep other processes from training in a run directory, which is created; ends with the process, however it ends.
+    """Lock a run directory, which is created, against other processes; a killed process releases it too.
 
     Raises:
-      UserError: another process is training there, or has done so since :func:`check`.
+      UserError: another process is training there, or has trained there since :func:`check`.
     """
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
@@ -72,5 +74,5 @@ def locked(path: pathlib.Path, resume: str) -> Iterator[None]:
 
 
 def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:
-    """corpus.json: what the training corpus holds, and what was skipped, truncated or malformed, row by row."""
+    """Write corpus.json: counts of the training corpus, and rows that were skipped, truncated or malformed."""
     atomic.write_json(output_dir / CORPUS, report, indent=1)

@@ -24,6 +24,7 @@ from cfprm_jax.data.candidates import Question
 from cfprm_jax.data.loader import Batch
 from cfprm_jax.run import best_of_n, directory, evaluation, identity, inputs, loop
 from cfprm_jax.run.inputs import LogLine, Network, Sources
+from cfprm_jax.run.loggers import LoggedRun, Loggers
 from cfprm_jax.run.loop import LoopResult, Position, TrainingPlan, Writers
 from cfprm_jax.run.metrics import MetricLog, MetricWriter, NullWriter, Progress
 from cfprm_jax.run.options import TrainConfig
@@ -163,7 +164,9 @@ class _Run:
         progress = Progress(stream, position.step, made.num_steps, kept.run.log_every, peak_flops=peak)
         if self.processes.first:
             write_description(kept, self.output_dir, made)
-            log = MetricLog(self.output_dir, position.step, position.evaluated)
+            run = LoggedRun(self.output_dir, position.step, config_files.as_dict(kept))
+            loggers = Loggers(kept.run.logger, run, progress.log)
+            log = MetricLog(self.output_dir, position.step, position.evaluated, loggers=loggers)
             metrics = stack.enter_context(contextlib.closing(log))
         stack.callback(progress.finish)
         return Writers(checkpoints, metrics, progress)
@@ -179,7 +182,8 @@ class _Run:
         """The lines that name what the run wrote."""
         self.log(f"checkpoint  {self.output_dir / retention.CHECKPOINTS / str(step)}")
         self.log(f"metrics     {self.output_dir / directory.METRICS}")
-        self.log(f"tensorboard --logdir={self.output_dir / directory.TENSORBOARD}")
+        if "tensorboard" in config.run.logger:
+            self.log(f"tensorboard --logdir={self.output_dir / directory.TENSORBOARD}")
 
 
 def write_description(config: TrainConfig, output_dir: pathlib.Path, made: Setup) -> None:

@@ -11,12 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TextIO
 
-from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2
-
 from cfprm_jax.errors import UserError
-from cfprm_jax.run.directory import METRICS, TENSORBOARD
+from cfprm_jax.run.directory import METRICS
+from cfprm_jax.run.loggers import LoggedRun, Loggers
 from cfprm_jax.runtime import atomic, disk
 from cfprm_jax.runtime.progress import ProgressLine, duration
 
@@ -77,53 +74,47 @@ class NullWriter:
 
 
 class MetricLog:
-    """metrics.jsonl and TensorBoard of a run directory."""
+    """metrics.jsonl of a run directory, and the optional loggers beside it."""
 
-    def __init__(self, output_dir: pathlib.Path, start_step: int, evaluated: bool = True):
-        """Go on after start_step (0 for a new run): later lines and points are dropped; evaluated is as in truncate."""
+    def __init__(
+        self, output_dir: pathlib.Path, start_step: int, evaluated: bool = True, *, loggers: Loggers | None = None
+    ):
+        """Open after start_step (0 for a new run): lines of later steps are dropped.
+
+        Args:
+          evaluated: as in :func:`truncate`.
+          loggers: closed with the log.
+        """
         self._directory = output_dir
         with self._writing():
             output_dir.mkdir(parents=True, exist_ok=True)
             truncate(output_dir / METRICS, start_step, evaluated)
             self._file = (output_dir / METRICS).open("a")
-            (output_dir / TENSORBOARD).mkdir(exist_ok=True)
-            # Not SummaryWriter: its thread dies of a full disk, and the next points would wait for it for ever.
-            self._board = EventsWriter(str(output_dir / TENSORBOARD / "events"))
-            # TensorBoard then forgets the points that an earlier process wrote at these steps.
-            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(event_pb2.Event(step=start_step + 1, session_log=started))
+        self._loggers = loggers or Loggers((), LoggedRun(output_dir), lambda line: None)
 
     def write(self, step: int, values: Mapping[str, Any], board: str = "", prefix: str = "") -> None:
-        """Append {"step": step, ...values}, prefix before each name; numbers go to TensorBoard too, if board is given.
+        """Append {"step": step, ...values} to metrics.jsonl, prefix before each name; not finite values are null.
 
         Args:
-          board: the group there: a value is board/name.
+          board: group of the loggers, which get the finite numbers as "board/name"; empty logs to metrics.jsonl only.
 
         Raises:
-          UserError: the disk is full, or the like.
+          UserError: metrics.jsonl cannot be written, because the disk is full or the like.
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         with self._writing():
             line = {"step": step, **{f"{prefix}{name}": value for name, value in finite.items()}}
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
-            if board:
-                for name, value in finite.items():
-                    if isinstance(value, int | float):
-                        point = summary.scalar(f"{board}/{name}", value)
-                        self._add(event_pb2.Event(step=step, summary=point))
-                self._board.flush()
+        if board:
+            points = {f"{board}/{name}": v for name, v in finite.items() if isinstance(v, int | float)}
+            self._loggers.log(step, points)
 
     def close(self) -> None:
-        # What could not be written has been told of by write.
-        with contextlib.suppress(OSError):
+        """Close the file and the loggers."""
+        with contextlib.suppress(OSError):  # write has raised the error already
             self._file.close()
-        with contextlib.suppress(OSError):
-            self._board.close()
-
-    def _add(self, event: event_pb2.Event) -> None:
-        event.wall_time = time.time()
-        self._board.write_event(event)
+        self._loggers.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
