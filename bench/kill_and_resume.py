@@ -65,7 +65,9 @@ def unfinished(run: pathlib.Path) -> set[str]:
     return {p.name for p in folder.iterdir() if "tmp" in p.name} if folder.is_dir() else set()
 
 
-def kill_once(flags: list[str], run: pathlib.Path, processes: int, victim: int, saving: bool, more_steps: int) -> str:
+def kill_once(
+    flags: list[str], run: pathlib.Path, *, processes: int, victim: int, saving: bool, more_steps: int
+) -> str:
     """Start or resume, kill one process at the moment wished for; what was there at that moment."""
     begin, left_behind = lines(run), unfinished(run)
     running = start(flags, run, (run / "config.json").exists(), processes)
@@ -106,7 +108,14 @@ def main() -> int:
     for number in range(options.kills):
         more = rng.randint(1, max(total // options.kills, 1))
         victim = rng.randrange(options.processes)
-        what = kill_once(options.flags, killed, options.processes, victim, number % 2 == 1, more)
+        what = kill_once(
+            options.flags,
+            killed,
+            processes=options.processes,
+            victim=victim,
+            saving=number % 2 == 1,
+            more_steps=more,
+        )
         print(f"{number + 1}/{options.kills}: {what}", flush=True)
     finish(start(options.flags, killed, True, options.processes))
     losses_equal = rows(straight) == rows(killed)

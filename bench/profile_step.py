@@ -40,6 +40,7 @@ from cfprm_jax.data.loader import Batch
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.models import embedding, parameters, prm
 from cfprm_jax.models.attention import attention
+from cfprm_jax.run.loggers import LoggedRun, Loggers
 from cfprm_jax.run.metrics import MetricLog, Progress
 from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules
@@ -114,11 +115,13 @@ def host_alone(run: Run, log: MetricLog, progress: Progress) -> dict[str, float]
         jax.block_until_ready(run.state)
         metrics = timed("starting the step", lambda placed=placed: run.step(placed))
         timed("waiting for it", lambda metrics=metrics: jax.block_until_ready((metrics, run.state)))
-        timed("reporting it", lambda b=batch, m=metrics, n=number: report(run, log, progress, n + 1, b, m))
+        timed(
+            "reporting it", lambda b=batch, m=metrics, n=number: report(run, log, progress, n + 1, batch=b, metrics=m)
+        )
     return {name: 1e6 * statistics.median(values) for name, values in seconds.items()}
 
 
-def report(run: Run, log: MetricLog, progress: Progress, number: int, batch: Batch, metrics: Any) -> None:
+def report(run: Run, log: MetricLog, progress: Progress, number: int, *, batch: Batch, metrics: Any) -> None:
     """The training loop's handling of a step's metrics, without its checks."""
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     work = train_flops(run.network, batch.tokens_computed, visible_pairs(batch.packed, batch.tokens_computed))
@@ -149,7 +152,7 @@ def host_in_the_loop(run: Run, log: MetricLog, progress: Progress) -> dict[str, 
         metrics = run.step(placed)
         note("starting the step")
         if pending is not None:
-            report(run, log, progress, number, *pending)
+            report(run, log, progress, number, batch=pending[0], metrics=pending[1])
         pending = batch, metrics
         note("reporting the last")
     jax.block_until_ready((run.state, metrics))
@@ -242,7 +245,9 @@ def main(config: ProfileConfig) -> int:
             print(f"traced      {kind:<38}{1e3 * value:>10.2f} ms  ({value / max(total, 1e-12):>4.0%})")
 
         compile_all(run)
-        log = MetricLog(pathlib.Path(scratch) / "run", 0)
+        directory = pathlib.Path(scratch) / "run"
+        loggers = Loggers(("tensorboard",), LoggedRun(directory), print)
+        log = MetricLog(directory, 0, loggers=loggers)
         with pathlib.Path(scratch, "progress").open("w") as stream:
             progress = Progress(stream, 0, 10**6, 10**6)
             alone, loop = host_alone(run, log, progress), host_in_the_loop(run, log, progress)

@@ -170,16 +170,17 @@ def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) 
     from cfprm_jax.data.encoding import marker_id
     from cfprm_jax.run import model_card
 
-    card = model_card.render(
-        pathlib.Path(config.output_dir).resolve().name,
-        config.format,
-        config.dtype,
-        loaded.encoding,
-        marker_id(loaded.tokenizer, loaded.encoding.marker),
-        model_card.read_training(_checkpoint(config, step)),
-        _base_model(config, loaded, step),
+    exported = model_card.ExportedPRM(
+        name=pathlib.Path(config.output_dir).resolve().name,
+        format=config.format,
+        dtype=config.dtype,
+        encoding=loaded.encoding,
+        marker_id=marker_id(loaded.tokenizer, loaded.encoding.marker),
+        model_type=loaded.config.backbone.model_type,
         redundancy=loaded.config.redundancy,
     )
+    training = model_card.read_training(_checkpoint(config, step))
+    card = model_card.render(exported, training, _base_model(config, loaded, step))
     return {"README.md": card, "export.flags": config_files.flag_file(config)}
 
 

@@ -369,8 +369,17 @@ def test_a_warm_start_from_a_prm_with_or_without_it(exported, tmp_path):
 def test_the_card_describes_how_to_read_it(exported):
     *_, encoding = exported
     training = model_card.Training(3)
-    card = model_card.render("x", "token_classification", "float32", encoding, 5, training, "", redundancy=True)
+    exported = model_card.ExportedPRM(
+        name="x",
+        format="token_classification",
+        dtype="float32",
+        encoding=encoding,
+        marker_id=5,
+        model_type="qwen2",
+        redundancy=True,
+    )
+    card = model_card.render(exported, training)
     assert "A third label, `redundant`" in card and "redundancy = logits[:, 2].sigmoid().tolist()" in card
     assert "softmax(-1)[..., 1]" not in card
-    plain = model_card.render("x", "token_classification", "float32", encoding, 5, training, "")
+    plain = model_card.render(dataclasses.replace(exported, redundancy=False), training)
     assert "redundan" not in plain

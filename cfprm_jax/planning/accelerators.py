@@ -1,7 +1,7 @@
-"""The accelerators that a step can be compiled for, and what XLA's compilers want to know of them.
+"""The accelerators that a step can be compiled for, as XLA's compilers describe them.
 
-Figures are those of the vendors' data sheets and programming guides, and of what drivers report as memory. They tell
-the compiler what fits; none of them is a promise of speed.
+Figures are those of the vendors' data sheets and programming guides, and the memory that drivers report. The compiler
+uses them to decide what fits; none of them is a promise of speed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Gpu:
     """An NVIDIA GPU.
 
     Attributes:
-      name: as JAX's device_kind says it.
+      name: JAX's device_kind.
       compute_capability: major and minor.
       multiprocessors, float32_units: streaming multiprocessors, and float32 lanes in each.
       clock_ghz: boost clock.
@@ -49,7 +49,7 @@ class Gpu:
     reserve = 4 * GIB
 
     def topology(self, num_devices: int) -> dict[str, Any]:
-        """Arguments of jax.experimental.topologies.get_topology_desc for so many, eight to a host."""
+        """Arguments of jax.experimental.topologies.get_topology_desc for num_devices GPUs, eight to a host."""
         hosts, rest = divmod(num_devices, _GPUS_A_HOST)
         if num_devices > _GPUS_A_HOST and rest:
             raise UserError(f"--num_devices={num_devices}: hosts have {_GPUS_A_HOST} GPUs; give a multiple of that")
@@ -80,7 +80,7 @@ class Gpu:
         }
         lines = [*(f"{key}: {value}" for key, value in device.items())]
         lines.append(f"cuda_compute_capability {{ major: {major} minor: {minor} }}")
-        # Without a version XLA takes cuDNN for too old to have attention; JAX's wheels ask for at least this one.
+        # Without a version XLA assumes a cuDNN without attention; JAX's wheels require at least this one.
         return (
             f"gpu_device_info {{ {' '.join(lines)} }}\n"
             f'platform_name: "CUDA"\ndnn_version_info {{ major: 9 minor: 8 }}\ndevice_description_str: "{self.name}"\n'
@@ -106,7 +106,7 @@ class Tpu:
     reserve = GIB // 4
 
     def topology(self, num_devices: int) -> dict[str, Any]:
-        """Arguments of jax.experimental.topologies.get_topology_desc for so many chips."""
+        """Arguments of jax.experimental.topologies.get_topology_desc for num_devices chips."""
         if num_devices not in self.slices:
             known = ", ".join(map(str, self.slices))
             raise UserError(f"--num_devices={num_devices}: slices of {self.name} have {known} chips")

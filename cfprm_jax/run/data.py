@@ -72,7 +72,7 @@ def training_corpus(
 ) -> Corpus:
     """The tokenised training corpus, without the questions that are held out."""
     questions = "train" if held_out_fraction(config, sources) else "all"
-    return _open(config, sources, tokenizer, sources.train, questions, log)
+    return _open(config, sources, tokenizer, paths=sources.train, questions=questions, log=log)
 
 
 def held_out_corpus(
@@ -87,13 +87,15 @@ def held_out_corpus(
     finest = dataclasses.replace(config.granularity, granularities=(str(train.granularities[0]),))
     at_finest = dataclasses.replace(config, granularity=finest)
     questions = "held_out" if held_out_fraction(config, sources) else "all"
-    return _open(at_finest, sources, tokenizer, sources.held_out or sources.train, questions, log)
+    paths = sources.held_out or sources.train
+    return _open(at_finest, sources, tokenizer, paths=paths, questions=questions, log=log)
 
 
 def _open(
     config: TrainConfig,
     sources: Sources,
     tokenizer: transformers.PreTrainedTokenizerBase,
+    *,
     paths: tuple[str, ...],
     questions: str,
     log: LogLine,

@@ -1,4 +1,4 @@
-"""How well a PRM tells right steps from wrong ones on the held-out split."""
+"""Metrics of a PRM on the held-out split: loss, accuracy, F1 of wrong steps, AUROC."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from cfprm_jax.sharding import rules
 from cfprm_jax.training.step import outputs
 
 DISTINCT = "distinct_"
-"""What the names of metrics over distinct steps begin with."""
+"""Prefix of the metrics over distinct steps."""
 
 
 def binary_metrics(step_logits: Float[np.ndarray, " steps"], labels: Float[np.ndarray, " steps"]) -> dict[str, float]:
     """Accuracy at sigmoid(z) > 0.5; precision, recall and F1 of the *negative* class; AUROC.
 
-    A label above 0.5 is positive. Wrong steps are the rare class that a PRM exists to find, hence the negative's F1.
-    What has no value (AUROC with one class, precision when nothing was called negative) is NaN.
+    A label above 0.5 is positive. Wrong steps are the rare class, hence the F1 of the negative class.
+    A metric without a value (AUROC with one class, precision without a predicted negative) is NaN.
 
     Args:
       step_logits: z of labelled steps.
       labels: in [0, 1], none NaN.
     """
-    truth, called = labels > 0.5, step_logits > 0.0
-    hit = float(np.sum(~truth & ~called))  # negatives found
-    false_alarm, missed = float(np.sum(truth & ~called)), float(np.sum(~truth & called))
+    truth, predicted = labels > 0.5, step_logits > 0.0
+    hit = float(np.sum(~truth & ~predicted))  # negatives found
+    false_alarm, missed = float(np.sum(truth & ~predicted)), float(np.sum(~truth & predicted))
     return {
-        "step_accuracy": _ratio(float(np.sum(truth == called)), float(len(truth))),
+        "step_accuracy": _ratio(float(np.sum(truth == predicted)), float(len(truth))),
         "negative_precision": _ratio(hit, hit + false_alarm),
         "negative_recall": _ratio(hit, hit + missed),
         "negative_f1": _ratio(2 * hit, 2 * hit + false_alarm + missed),
@@ -65,11 +65,11 @@ def evaluate(
     params: Any,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """Loss and binary metrics over all batches; None without any, or when stop() became true in between.
+    """Loss and binary metrics over all batches; None without batches, or once stop() is true.
 
     Metrics over all labelled steps come first, those over distinct ones under the same names after "distinct_". The
-    loss is that of training without the redundancy output; with --label_weight=node it counts a step once a batch. Of a
-    redundancy output there is the AUROC over distinct steps.
+    loss is that of training without the redundancy output; with --label_weight=node it counts a step once a batch. A
+    redundancy output adds its AUROC over distinct steps.
 
     Args:
       eval_step: (params, batch) -> (z, total, count), as from training.step.jit_eval_step.

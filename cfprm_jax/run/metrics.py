@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl and TensorBoard on disk, one updating line on a terminal, plain lines elsewhere."""
+"""Metrics and progress of a run: metrics.jsonl on disk, one updating line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ MEASURED = (
     "memory_in_use",
     "memory_peak",
 )
-"""Metrics of a step that depend on clock and machine; the others are the same in every run of the same flags."""
+"""Metrics of a step that depend on clock and machine; the others are equal in every run of the same flags."""
 
-# Rates are averaged over so many of the latest steps: enough to be steady, few enough to follow a change of stage.
+# Latest steps that rates are averaged over: enough to be steady, few enough to follow a change of stage.
 _RATE_WINDOW = 20
 
 
 EVALUATION = "eval_"
-"""What the names of an evaluation's metrics begin with."""
+"""Prefix of the metrics of an evaluation."""
 
 
 def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> int:
-    """Drop the lines after a step, and a last line that a killed run left half written; returns how many went.
+    """Drop the lines after a step, and an incomplete last line of a killed run; returns the number dropped.
 
     A resumed run computes those steps again, so that each step is in the file once.
 
     Args:
-      evaluated: False if the evaluation of the step itself is to come: what is there of it goes too.
+      evaluated: False drops the evaluation of the step itself too, which is computed again.
     """
     if not path.exists():
         return 0
@@ -125,7 +125,7 @@ class MetricLog:
 
 
 class Progress:
-    """Where the run is, how fast, and how long it will take."""
+    """Progress of a run: step, rates, and time left."""
 
     def __init__(
         self,
@@ -133,6 +133,7 @@ class Progress:
         start_step: int,
         num_steps: int,
         log_every: int,
+        *,
         clock: Callable[[], float] = time.monotonic,
         peak_flops: float | None = None,
     ):
@@ -149,12 +150,12 @@ class Progress:
         self._window = collections.deque([first], maxlen=_RATE_WINDOW + 1)
 
     def advance(self, step: int, tokens_computed: int, tokens_expanded: int, flops: float = 0.0) -> dict[str, Any]:
-        """A step is done: rates over the latest steps, for the log.
+        """Count a step; rates over the latest steps, for the log.
 
         Args:
           tokens_computed: tokens of the step that the network saw, each distinct one once, padding not counted.
           tokens_expanded: tokens of its trajectories, each counted in full: the useful work.
-          flops: what the model needs for the step; see training.flops.
+          flops: of the model for the step; see training.flops.
         """
         _, _, computed, expanded, total = self._window[-1]
         self._window.append(

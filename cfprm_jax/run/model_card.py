@@ -1,4 +1,4 @@
-"""The README.md of an exported PRM: how it is used, how it was trained, how good it is, as far as its run says so."""
+"""The README.md of an exported PRM: how to use it, how it was trained, and the metrics of its run directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What a run directory tells about one of its checkpoints; parts that it does not tell are empty.
+    """One checkpoint of a run directory; what the directory lacks is empty.
 
     Attributes:
       step: of the checkpoint.
@@ -105,7 +105,7 @@ def _metrics(path: pathlib.Path, last: int) -> Iterator[dict[str, Any]]:
 
 
 def hub_name(backbone: str, raw: Mapping[str, Any]) -> str:
-    """ORGANISATION/NAME of a backbone on the Hugging Face hub if its directory or config.json tells, else "".
+    """ORGANISATION/NAME of a backbone on the Hugging Face hub if its directory or config.json has it, else "".
 
     Args:
       backbone: the directory that training started from.
@@ -119,29 +119,36 @@ def hub_name(backbone: str, raw: Mapping[str, Any]) -> str:
     return name if re.fullmatch(r"Qwen/[\w.-]+", name) else ""
 
 
-def render(
-    name: str,
-    format: str,
-    dtype: str,
-    encoding: EncodingConfig,
-    marker_id: int,
-    training: Training,
-    base_model: str = "",
-    model_type: str = "qwen2",
-    redundancy: bool = False,
-) -> str:
-    """The text of README.md, with YAML front matter for the hub; the licence is left for whoever publishes.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportedPRM:
+    """An export, as its card describes it.
 
-    Args:
+    Attributes:
       name: of the exported directory.
       format: of hf_export.FORMATS.
       dtype: of the exported weights.
-      base_model: of hub_name; "" leaves it out.
+      encoding, marker_id: of the PRM.
       model_type: of the backbone.
       redundancy: whether the export has a redundancy output.
     """
-    kind = _KINDS[format].format(classes=family_of(model_type).classes)
-    library, pipeline = _PIPELINES[format]
+
+    name: str
+    format: str
+    dtype: str
+    encoding: EncodingConfig
+    marker_id: int
+    model_type: str
+    redundancy: bool = False
+
+
+def render(export: ExportedPRM, training: Training, base_model: str = "") -> str:
+    """The text of README.md, with YAML front matter for the hub; the licence is left for whoever publishes.
+
+    Args:
+      base_model: of hub_name; "" leaves it out.
+    """
+    library, pipeline = _PIPELINES[export.format]
+    tags = ("process-reward-model", "reward-model", "mathematics", export.model_type, "cfprm_jax")
     front = [
         "---",
         *([f"base_model: {base_model}"] if base_model else []),
@@ -149,36 +156,29 @@ def render(
         f"pipeline_tag: {pipeline}",
         "# license: to be chosen by whoever publishes this model; that of the backbone and of the data binds",
         "tags:",
-        *(f"- {tag}" for tag in ("process-reward-model", "reward-model", "mathematics", model_type, "cfprm_jax")),
+        *(f"- {tag}" for tag in tags),
         "---",
     ]
-    return "\n".join(
-        [
-            *front,
-            "",
-            *_use(name, format, kind, dtype, encoding, marker_id, redundancy),
-            *_training(training, base_model),
-        ]
-    )
+    return "\n".join([*front, "", *_use(export), *_training(training, base_model)])
 
 
-def _use(
-    name: str, format: str, kind: str, dtype: str, encoding: EncodingConfig, marker_id: int, redundancy: bool
-) -> Iterator[str]:
+def _use(export: ExportedPRM) -> Iterator[str]:
+    name, format, dtype, encoding = export.name, export.format, export.dtype, export.encoding
+    kind = _KINDS[format].format(classes=family_of(export.model_type).classes)
     yield f"# {name}\n"
     yield (
         "A process reward model for mathematical reasoning: it gives every step of a solution a score in [0, 1]. This "
         f"is {kind}. The weights are {dtype}.\n"
     )
-    if redundancy:
+    if export.redundancy:
         yield (
-            "A third label, `redundant`, is an output of its own: the sigmoid of its logit says how likely a step is "
-            "right but of no use. It has no part in the softmax of the score, which is over the first two labels.\n"
+            "A third label, `redundant`, is a separate output: the sigmoid of its logit is the probability that a step "
+            "is right but of no use. It has no part in the softmax of the score, which is over the first two labels.\n"
         )
     yield "## Use\n"
     yield (
         f"A text is the chat template with the question, then every step, tokenised on its own, followed by the marker "
-        f"`{encoding.marker}` (id {marker_id}). Training cut solutions at {encoding.max_length:,} tokens.\n"
+        f"`{encoding.marker}` (id {export.marker_id}). Training cut solutions at {encoding.max_length:,} tokens.\n"
     )
     yield "```python"
     yield from _encode(name, encoding)
@@ -189,7 +189,7 @@ def _use(
         yield "import torch"
         if format == "peft_adapter":  # whose class has two labels by default, as the head here
             yield "from peft import AutoPeftModelForTokenClassification\n"
-            three = ", num_labels=3" if redundancy else ""
+            three = ", num_labels=3" if export.redundancy else ""
             load = f'AutoPeftModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}{three})'
             yield f"model = {load}.eval()"
         else:
@@ -197,7 +197,7 @@ def _use(
             yield f'model = AutoModelForTokenClassification.from_pretrained("{name}", dtype=torch.{dtype}).eval()'
         yield "tokens = torch.tensor([ids])"
         yield "with torch.no_grad():"
-        if redundancy:
+        if export.redundancy:
             yield "    logits = model(tokens).logits.float()[tokens == marker]"
             yield "scores = logits[:, :2].softmax(-1)[:, 1].tolist()"
             yield "redundancy = logits[:, 2].sigmoid().tolist()"
@@ -205,7 +205,7 @@ def _use(
             yield "    scores = model(tokens).logits.float().softmax(-1)[..., 1][tokens == marker].tolist()"
         yield "```\n"
     else:
-        yield from _serve(name, format, dtype, marker_id)
+        yield from _serve(name, format, dtype, export.marker_id)
     if format != "peft_adapter":
         yield "With cfprm_jax, `" + f'cfprm_jax.load("{name}").score(question, steps)' + "` gives the same scores.\n"
 
@@ -296,7 +296,7 @@ def _shown(number: float | None) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The flags of train that a reader of the card wants, as (what, value)."""
+    """The flags of train that the card lists, as (name, value)."""
     sizes = options["granularities"] or [str(size) for size in range(options["c_max"], 0, -1)]
     if len(sizes) == 1:
         yield "windows", f"C = {sizes[0]}"

@@ -1,4 +1,4 @@
-"""What a run is about to do, in a few lines."""
+"""The lines that describe a run at its start: model, corpus, steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cfprm_jax.data.loader import Loader
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig
 
-# Batch shapes that are named; of more only the number is told.
+# Batch shapes that are listed; the rest are counted.
 _SHAPES_NAMED = 6
 
 
 def model(config: PRMConfig, directory: str, weights: str = "float32") -> str:
-    """Size and form of the network, whose weights are held in a type."""
+    """Size and architecture of the network, and the type of its weights."""
     net = config.backbone
     return (
         f"{directory}: {parameters.count(config):,} parameters, {net.num_hidden_layers} layers of {net.hidden_size}, "
@@ -26,7 +26,7 @@ def model(config: PRMConfig, directory: str, weights: str = "float32") -> str:
 
 
 def corpus(report: dict[str, Any]) -> Iterator[str]:
-    """A line a file's rows, and one for each granularity, nothing skipped or cut left untold."""
+    """Lines about rows and about each granularity, with counts of all that was skipped or truncated."""
     bad = f", {len(report['bad_rows']):,} malformed rows skipped" if report["bad_rows"] else ""
     yield f"{report['rows']:,} rows of {len(report['files'])} file(s), {report['trajectories']:,} trajectories{bad}"
     yield from (f"left out: {number:,} {what}" for what, number in report["left_out"].items() if number)
@@ -46,7 +46,7 @@ def corpus(report: dict[str, Any]) -> Iterator[str]:
 def steps(
     num_steps: int, loader: Loader, granularity: GranularityConfig, packing: PackingConfig, loss: LossConfig
 ) -> str:
-    """How many steps of what."""
+    """Number of steps, batch size, granularities, loss and batch shapes."""
     shapes = loader.shapes.all()
     named = ", ".join(f"{rows} x {length}" for rows, length in shapes[:_SHAPES_NAMED])
     more = f" and {len(shapes) - _SHAPES_NAMED} more" if len(shapes) > _SHAPES_NAMED else ""

@@ -1,4 +1,4 @@
-"""What a run's options alone say is wrong: refused before anything is read, made or waited for."""
+"""Validation of a run's options alone, before any file is read and any device is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cfprm_jax.training import program
 
 
 def refuse(config: TrainConfig) -> None:
-    """UserError for the first options found that no file and no device could make right."""
+    """UserError for the first options that no files and no devices could satisfy."""
     _refuse_sources(config)
     _refuse_training(config)
     if config.eval.bon_candidates:
@@ -19,12 +19,12 @@ def refuse(config: TrainConfig) -> None:
 
 def _refuse_sources(config: TrainConfig) -> None:
     if not config.train_data:
-        raise UserError("--train_data is empty: name the corpora to train on, or synthetic")
+        raise UserError("--train_data is empty: give corpora to train on, or synthetic")
     if SYNTHETIC in config.train_data and len(config.train_data) > 1:
-        raise UserError(f"--train_data={','.join(config.train_data)}: synthetic stands alone or not at all")
+        raise UserError(f"--train_data={','.join(config.train_data)}: synthetic cannot be combined with files")
     if config.model.model == SYNTHETIC and config.train_data != (SYNTHETIC,):
         raise UserError(
-            "--model is missing: name the backbone's Hugging Face directory "
+            "--model is missing: give the backbone's Hugging Face directory "
             "(the synthetic one is for --train_data=synthetic)"
         )
 

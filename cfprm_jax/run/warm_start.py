@@ -1,8 +1,8 @@
-"""Going on from a PRM: what its directory says about head and encoding, against what the flags say.
+"""Warm start from a PRM: head and encoding of its directory, unless a flag sets them.
 
-A directory with a reward head is a PRM, published or exported here. What a flag does not name is taken from it: the
-form of the head from its tensors; marker, system prompt and step separator from prm.json, which every export has. A
-published PRM has no such file; then the flags hold, whose defaults are those of Qwen2.5-Math-PRM.
+A directory with a reward head is a PRM, published or exported here. Options without a flag are taken from it: the kind
+of head from its tensors; marker, system prompt and step separator from prm.json, which every export has. A published
+PRM has no such file; then the flags apply, whose defaults are those of Qwen2.5-Math-PRM.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cfprm_jax.config import EncodingConfig, ModelConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 
-# Options that change what a step's text looks like to the model, which a run may have a reason to change.
+# Options of the text that the model reads, which a run may have a reason to change.
 _TEXT = ("system_prompt", "step_separator")
 
 
 class Adopted(NamedTuple):
-    """The options to train with, and lines that say where they come from (none for a language model)."""
+    """The options to train with, and log lines about their origin (none for a language model)."""
 
     model: ModelConfig
     encoding: EncodingConfig
@@ -36,7 +36,7 @@ def adopt(
     given: Collection[str],
     redundancy: bool = False,
 ) -> Adopted:
-    """The options completed by what a PRM's directory says. A language model's says nothing, and they stay.
+    """The options with those of a PRM's directory. For a language model they are unchanged.
 
     Args:
       given: names of the flags that were set, by --flagfile too.
@@ -58,7 +58,7 @@ def adopt(
         raise UserError(f"--head={model.head}, but {directory} is a PRM with a head of kind {head}: leave --head out")
     lines = []
     if theirs is None:
-        lines.append(f"a PRM with a {head} head, without {PRM_FILE}: marker and texts as the flags say")
+        lines.append(f"a PRM with a {head} head, without {PRM_FILE}: marker and texts of the flags")
     else:
         if "marker" in given and encoding.marker != theirs.marker:
             raise UserError(
@@ -69,7 +69,7 @@ def adopt(
         taken = {name: getattr(theirs, name) for name in ("marker", *_TEXT) if name not in kept}
         encoding = dataclasses.replace(encoding, **taken)
         lines.append(f"a PRM with a {head} head; of its {PRM_FILE}: {', '.join(taken)}")
-        lines += [f"--{name} as the flag says, another than the PRM's {getattr(theirs, name)!r}" for name in kept]
+        lines += [f"--{name} of the flag; the PRM was trained with {getattr(theirs, name)!r}" for name in kept]
     lines.append(f"marker {encoding.marker!r}, step separator {encoding.step_separator!r}")
     lines.append(f"system prompt {encoding.system_prompt!r}")
     return Adopted(dataclasses.replace(model, head=head), encoding, tuple(lines))

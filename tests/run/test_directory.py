@@ -23,7 +23,7 @@ def test_new_directories(tmp_path) -> None:
 def test_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="--output_dir is missing"):
         directory.check("", resume="never")
-    with pytest.raises(UserError, match=r"--resume=always: .* holds no run to go on with"):
+    with pytest.raises(UserError, match=r"--resume=always: .* holds no run"):
         directory.check(str(tmp_path), resume="always")
     (tmp_path / "config.json").touch()
     with pytest.raises(UserError, match=r"holds another run \(config.json\).*--resume"):

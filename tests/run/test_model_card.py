@@ -76,9 +76,24 @@ def run(world, tmp_path_factory):
     return directory
 
 
+def exported(format="token_classification", encoding=None, marker_id=151651, model_type="qwen2"):
+    return model_card.ExportedPRM(
+        name="prm",
+        format=format,
+        dtype="float32",
+        encoding=encoding or EncodingConfig(),
+        marker_id=marker_id,
+        model_type=model_type,
+    )
+
+
 def card_of(training, format="token_classification", encoding=None, base_model=""):
-    encoding = encoding or EncodingConfig()
-    return model_card.render("prm", format, "float32", encoding, 151651, training, base_model)
+    return model_card.render(exported(format, encoding), training, base_model)
+
+
+def test_the_family_of_the_backbone_is_named():
+    text = model_card.render(exported(model_type="llama"), model_card.Training(1))
+    assert "LlamaForTokenClassification" in text and "Qwen2For" not in text and "\n- llama\n" in text
 
 
 def test_the_newest_checkpoint_with_everything(run):
@@ -163,7 +178,7 @@ def small(world):
 def test_the_code_of_the_card_runs(format, small, tmp_path, monkeypatch):
     config, params, tokenizer, encoding = small
     marker = marker_id(tokenizer, encoding.marker)
-    card = model_card.render("prm", format, "float32", encoding, marker, model_card.Training(1))
+    card = model_card.render(exported(format, encoding, marker), model_card.Training(1))
     loading.export(tmp_path / "prm", params, config, tokenizer, encoding, format, "float32", texts={"README.md": card})
     monkeypatch.chdir(tmp_path)
     text = (tmp_path / "prm" / "README.md").read_text()

@@ -22,7 +22,7 @@ COMPACT = "--optimizer=adamw_compact"
         (["--lora_rank=2", "--lora_alpha=0"], "--lora_alpha=0.0 is outside"),
         (["--bon_candidates=nowhere.jsonl", "--bon_n=x"], "--bon_n: 'x' is not a whole number from 1"),
         (["--train_data="], "--train_data is empty"),
-        (["--train_data=synthetic,a.jsonl"], "synthetic stands alone"),
+        (["--train_data=synthetic,a.jsonl"], "--train_data=synthetic,a.jsonl: synthetic"),
         (["--model=synthetic"], "--model is missing"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_text_that_a_flag_names_is_kept_and_logged(directories):
     given = {"system_prompt", "step_separator", "marker", "head"}
     _, encoding, lines = adopt(directories / "linear-reward_model", ModelConfig(), mine, given)
     assert (encoding.system_prompt, encoding.step_separator) == ("Mine.", "; ")
-    assert lines[1] == "--system_prompt as the flag says, another than the PRM's 'Judge.'"
+    assert "--system_prompt" in lines[1] and "'Judge.'" in lines[1]
     assert len(lines) == 4
 
 
@@ -98,7 +98,7 @@ def test_a_published_prm_has_no_texts(directories, tmp_path):
     mine = EncodingConfig(system_prompt="Mine.")
     model, encoding, lines = adopt(tmp_path, ModelConfig(), mine, ())
     assert (model.head, encoding) == ("mlp", mine)
-    assert lines[0] == "a PRM with a mlp head, without prm.json: marker and texts as the flags say"
+    assert lines[0].startswith("a PRM with a mlp head, without prm.json")
 
 
 @pytest.mark.parametrize("adapted", [{}, {"lora_rank": 2}])
