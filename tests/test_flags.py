@@ -7,10 +7,12 @@ import errno
 import importlib
 import json
 import re
+import typing
 
 import pytest
 
 from cfprm_jax import config, flags, options
+from cfprm_jax.__main__ import COMMANDS
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import config_files
 
@@ -26,23 +28,9 @@ class Command(options.Options):
     input: tuple[str, ...] = options.option((), "Files.", kind="list")
 
 
-COMMANDS = (
-    "prepare.PrepareConfig",
-    "run.options.TrainConfig",
-    "score.ScoreConfig",
-    "bon.BonConfig",
-    "sample.SampleConfig",
-    "process_bench.ProcessBenchConfig",
-    "prm_bench.PRMBenchConfig",
-    "export.ExportConfig",
-    "plan.PlanConfig",
-    "experiment.ExperimentConfig",
-)
-
-
-def configuration(name: str) -> type:
-    module, _, class_name = name.rpartition(".")
-    return getattr(importlib.import_module(f"cfprm_jax.{module}"), class_name)
+def configuration(command: str) -> type:
+    """The configuration that a command's main takes."""
+    return typing.get_type_hints(importlib.import_module(f"cfprm_jax.{command}").main)["config"]
 
 
 def parse(*arguments: str) -> Command:

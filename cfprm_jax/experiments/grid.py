@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from cfprm_jax import config
 from cfprm_jax.config import GranularityConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import frontier
@@ -38,9 +39,10 @@ SWEEP = {"plain": 1, "c2": 2, "c3": 3, "c4": 4}
 """The largest C of each treatment in the figure."""
 
 ORM = "orm"
-LOSSES = {"bce": "BCE", "mse": "MSE", "q_ranking": "Q-ranking"}
+_TITLES = {"bce": "BCE", "mse": "MSE", "q_ranking": "Q-ranking"}
+LOSSES = {name: _TITLES.get(name, name) for name in config.LOSSES}
 ROWS = {ORM: "ORM", **LOSSES}
-"""Rows of the table: three losses, and the outcome reward model, which is BCE on whole solutions."""
+"""Rows of the table: the losses, and the outcome reward model, which is BCE on whole solutions."""
 
 # What an outcome model sees: the whole solution, and coarse to fine from there.
 _ORM_TREATMENTS = {
