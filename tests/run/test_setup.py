@@ -1,0 +1,58 @@
+"""A run before its first step: what is built, and what is logged about it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import jax
+import pytest
+
+from cfprm_jax import flags
+from cfprm_jax.errors import UserError
+from cfprm_jax.run import assembly, inputs
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.setup import Setup, setup
+from cfprm_jax.sharding import rules
+
+RESERVED = "<|reserved_special_token_0|>"
+
+
+def built(arguments: list[str], tmp_path: pathlib.Path, lines: list[str]) -> Setup:
+    config = flags.parse(TrainConfig, ["train", *arguments])
+    mesh = rules.make_mesh(config.device, jax.devices()[:1])
+    return setup(config, mesh, inputs.materialise(config, tmp_path), log=lines.append)
+
+
+def test_the_reserved_token_that_becomes_the_marker_is_logged(tiny, tmp_path: pathlib.Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.directory / "model", model)
+    for file in model.glob("tokenizer*.json"):
+        file.write_text(file.read_text().replace("<extra_0>", RESERVED))
+    renamed: list[str] = []
+    made = built([*tiny.arguments("unused", model=model), "--marker=auto"], tmp_path, renamed)
+    assert f"marker      the reserved token {RESERVED} is renamed to <extra_0>" in renamed
+    assert made.tokenizer.convert_tokens_to_ids("<extra_0>") == 259
+    plain: list[str] = []
+    built([*tiny.arguments("unused"), "--marker=auto"], tmp_path, plain)
+    assert not [line for line in plain if line.startswith("marker")]
+
+
+def test_a_program_without_data_is_that_of_the_run(tiny, tmp_path: pathlib.Path) -> None:
+    """plan and benches build it from the shape of the backbone alone."""
+    lines: list[str] = []
+    made = built(tiny.arguments("unused", head="mlp", optimizer="adamw", weight_decay=0.1), tmp_path, lines)
+    network = assembly.define_network(made.config, made.network.config.backbone, made.program.mesh)
+    assert network == made.network.config and network.head == "mlp" and network.dtype == "float32"
+    alone = assembly.build_program(made.config, network, made.num_steps, made.program.mesh)
+    assert jax.tree.map(str, alone.abstract_state()) == jax.tree.map(str, made.program.abstract_state())
+    assert made.num_steps == made.data.loader.num_steps > 0
+    assert [line.split()[0] for line in lines if line.startswith(("model", "steps"))] == ["model", "steps"]
+
+
+def test_a_length_beyond_the_positions_of_the_backbone_is_refused(tiny, tmp_path: pathlib.Path) -> None:
+    raw = json.loads((tiny.directory / "model" / "config.json").read_text())
+    longer = raw["max_position_embeddings"] + 1
+    with pytest.raises(UserError, match="max_position_embeddings"):
+        built(tiny.arguments("unused", max_length=longer, row_length=1024), tmp_path, [])
