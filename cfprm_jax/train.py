@@ -19,10 +19,10 @@ import functools
 import sys
 
 from cfprm_jax import flags
-from cfprm_jax.run import validate
 from cfprm_jax.run.execute import execute
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.stopping import end_by_signal
+from cfprm_jax.run.validate import validate_options
 from cfprm_jax.runtime import distributed
 from cfprm_jax.runtime.distributed import Processes
 
@@ -36,7 +36,7 @@ def main(config: TrainConfig, stop_signal: StopSignal | None = None) -> int:
     """
     if stop_signal is not None:
         stop_signal.end_with(functools.partial(end_by_signal, config, Processes()))
-    validate.refuse(config)
+    validate_options(config)
     with distributed.session(config.distributed, config.device.platform) as processes:
         if stop_signal is not None:
             stop_signal.end_with(functools.partial(end_by_signal, config, processes))

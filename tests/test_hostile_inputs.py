@@ -27,8 +27,8 @@ from cfprm_jax.evaluation.case_scores import CaseScores, ScoreTable, read_scores
 from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.report import best_of_n as best_of_n_report
 from cfprm_jax.report import prm_bench as prm_bench_report
-from cfprm_jax.run import validate
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.validate import validate_options
 from cfprm_jax.runtime import config_files
 from cfprm_jax.sharding import rules
 
@@ -264,7 +264,7 @@ def parse_and_use(config_type, argv):
     assert config_files.as_dict(again) == config_files.as_dict(config)
     config_files.flag_file(config).encode()
     if config_type is TrainConfig:
-        validate.refuse(config)
+        validate_options(config)
         rules.parse_mesh(config.device.mesh, 8)
 
 

@@ -52,24 +52,24 @@ def execute(config: TrainConfig, processes: Processes, stop_signal: StopSignal) 
         if processes.first:
             stack.enter_context(directory.locked(output_dir, config.run.resume))
         opened = stack.enter_context(session.opened(config.device, log, config.model.deterministic))
-        run = _Run(output_dir, processes, opened.devices, opened.mesh, stop_signal, log)
-        sources, candidates = run.open_inputs(config)
+        execution = _Execution(output_dir, processes, opened.devices, opened.mesh, stop_signal, log)
+        sources, candidates = execution.open_inputs(config)
         config = inputs.adopt_prm_options(config, sources, log)
-        made = setup(config, run.mesh, sources, log=log, turns=processes.one_after_the_first)
-        result, num_new = run.train(config, made)
+        made = setup(config, execution.mesh, sources, log=log, turns=processes.one_after_the_first)
+        result, num_new = execution.train(config, made)
         if not result.complete and stop_signal.received is not None:
             received = stop_signal.received.name
             log(f"stopped by {received} after step {result.step:,}, which is saved; {resume_with(output_dir)}")
             return exit_status(config, stop_signal.received)
         log(f"done        {num_new:,} steps in {duration(time.monotonic() - started)}")
         if sources.candidates:
-            run.rank_candidates(config, candidates, result.step)
-        run.log_outputs(config, made.num_steps)
+            execution.rank_candidates(config, candidates, result.step)
+        execution.log_outputs(config, made.num_steps)
         return 0
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
+class _Execution:
     """Where a run executes, and the parts of it that need devices."""
 
     output_dir: pathlib.Path

@@ -9,15 +9,15 @@ from cfprm_jax.run.options import SYNTHETIC, TrainConfig
 from cfprm_jax.training import program
 
 
-def refuse(config: TrainConfig) -> None:
+def validate_options(config: TrainConfig) -> None:
     """UserError for the first options that no files and no devices could satisfy."""
-    _refuse_sources(config)
-    _refuse_training(config)
+    _validate_sources(config)
+    _validate_training(config)
     if config.eval.bon_candidates:
         parse_sizes(config.eval.bon_n, "--bon_n")
 
 
-def _refuse_sources(config: TrainConfig) -> None:
+def _validate_sources(config: TrainConfig) -> None:
     if not config.train_data:
         raise UserError("--train_data is empty: give corpora to train on, or synthetic")
     if SYNTHETIC in config.train_data and len(config.train_data) > 1:
@@ -29,7 +29,7 @@ def _refuse_sources(config: TrainConfig) -> None:
         )
 
 
-def _refuse_training(config: TrainConfig) -> None:
+def _validate_training(config: TrainConfig) -> None:
     adapters = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
     if adapters is not None and (config.model.init == "random" or config.model.model == SYNTHETIC):
         raise UserError("--lora_rank needs a backbone with weights of its own; no checkpoint would hold random ones")

@@ -115,7 +115,7 @@ def test_a_resume_continues_the_same_run(tracked, tmp_path: pathlib.Path, monkey
 def test_a_logger_that_fails_is_reported_once_and_dropped(
     tracked, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failing: str, error: BaseException
 ) -> None:
-    """The others and metrics.jsonl go on."""
+    """The others and metrics.jsonl continue."""
 
     def fail(*args, **kwargs):
         raise error

@@ -134,9 +134,9 @@ def test_stops_and_resumes_to_the_same_end(drive, batch, restore, tmp_path) -> N
     _, whole_rows, _, _ = drive(Batches(batch))
     expected = jax.tree.map(np.asarray, restore().state)
     shutil.rmtree(tmp_path)
-    with StopSignal().installed() as asked:
+    with StopSignal().installed() as received:
         kill = Batches(batch, before=lambda k: os.kill(os.getpid(), signal.SIGTERM) if k == 2 else None)
-        result, _, saved, _ = drive(kill, stop=StopVote(asked, jax.devices()[:1], 1), checkpoint_every=100)
+        result, _, saved, _ = drive(kill, stop=StopVote(received, jax.devices()[:1], 1), checkpoint_every=100)
     assert result == (3, False)
     assert 3 in saved
     result, rows, _, _ = drive(Batches(batch), resume=True, checkpoint_every=100)
@@ -153,14 +153,14 @@ def test_an_evaluation_that_a_stop_ends_is_made_up(drive, batch, restore, tmp_pa
     """At the last step too; cut again it comes again; whole it is in the checkpoint, and counts as the best."""
     stop = StopSignal()
 
-    def cut(params, asked):
+    def cut(params, stopped):
         if (tmp_path / "metrics.jsonl").read_text().count('"loss"') < at:
             return EVALUATION
         stop.received = signal.SIGTERM
-        assert asked()
+        assert stopped()
         return None
 
-    def go_on(evaluate, stopping):
+    def resume(evaluate, stopping):
         return drive(Batches(batch), evaluate, stopping, resume=True, **options)
 
     options = {"eval_every": 3, "keep_best": "auroc"}
@@ -169,16 +169,16 @@ def test_an_evaluation_that_a_stop_ends_is_made_up(drive, batch, restore, tmp_pa
     assert result == (at, False)
     assert at in saved and restore().meta["metrics"] is None
     assert [row["step"] for row in rows if "eval_loss" in row] == [3][: at // 6]
-    result, _, _, _ = go_on(cut, vote)
+    result, _, _, _ = resume(cut, vote)
     assert result == (at, False)
     better = {**EVALUATION, "auroc": 0.97}
     stop.received = None
-    asked = iter([signal.SIGTERM])
-    result, _, saved, _ = go_on(lambda params, stop: better, lambda: next(asked) is not None)
-    assert result == (at, at == 6)  # told to stop after it
+    signals = iter([signal.SIGTERM])
+    result, _, saved, _ = resume(lambda params, stop: better, lambda: next(signals) is not None)
+    assert result == (at, at == 6)  # stopped after it
     assert max(saved) == at and restore().meta["metrics"] == better
     assert saving.locate(tmp_path / "best") == (tmp_path, at)
-    result, rows, _, _ = go_on(lambda params, stop: EVALUATION, lambda: False)
+    result, rows, _, _ = resume(lambda params, stop: EVALUATION, lambda: False)
     assert result == (6, True)
     assert [row["step"] for row in rows if "eval_loss" in row] == [3, 6]
     assert saving.locate(tmp_path / "best") == (tmp_path, at)

@@ -33,7 +33,7 @@ def test_log_and_resume(tmp_path) -> None:
 
 
 def test_an_evaluation_that_is_to_come_again_goes(tmp_path) -> None:
-    """The one of the step that is gone on after, not those before it, and not the step itself."""
+    """That of the resumed step, not those before it, and not the step itself."""
     log = MetricLog(tmp_path, 0)
     for step in (1, 2, 3):
         log.write(step, {"loss": 0.5})

@@ -6,14 +6,14 @@ import pytest
 
 from cfprm_jax import flags, train
 from cfprm_jax.errors import UserError
-from cfprm_jax.run import validate
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.validate import validate_options
 
 COMPACT = "--optimizer=adamw_compact"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([COMPACT, "--dtype=float32"], "computes with bfloat16 weights, and --dtype=float32 asks for more"),
         ([COMPACT, "--lora_rank=2"], "saves nothing beside --lora_rank"),
@@ -26,16 +26,16 @@ COMPACT = "--optimizer=adamw_compact"
         (["--model=synthetic"], "--model is missing"),
     ],
 )
-def test_before_anything_is_read(tmp_path, options: list[str], told: str) -> None:
+def test_before_anything_is_read(tmp_path, options: list[str], message: str) -> None:
     """Neither model nor corpus is there, several processes would wait for each other: the options come first."""
     missing = ["--model=/nowhere", "--train_data=nowhere.jsonl", f"--output_dir={tmp_path / 'run'}"]
     missing += ["--coordinator=127.0.0.1:1", "--num_processes=2", "--process_id=1"]
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         train.main(flags.parse(TrainConfig, ["train", *missing, *options]))
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_right_passes() -> None:
-    validate.refuse(TrainConfig())
-    validate.refuse(flags.parse(TrainConfig, ["train", COMPACT]))
-    validate.refuse(flags.parse(TrainConfig, ["train", "--model=m", "--train_data=a", "--lora_rank=2"]))
+    validate_options(TrainConfig())
+    validate_options(flags.parse(TrainConfig, ["train", COMPACT]))
+    validate_options(flags.parse(TrainConfig, ["train", "--model=m", "--train_data=a", "--lora_rank=2"]))

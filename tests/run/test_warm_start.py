@@ -60,7 +60,7 @@ def test_a_language_model_leaves_the_options(directories):
     ],
 )
 def test_what_no_flag_names_is_the_prms(head, format, directories):
-    """A linear head is told in two layers, too."""
+    """A linear head is recognised in two layers, too."""
     model, encoding, lines = adopt(
         directories / f"{head}-{format}", ModelConfig(head="linear"), EncodingConfig(max_length=77), ()
     )
