@@ -6,17 +6,20 @@ In process, with a fixed seed, at the level of reading and parsing, and through 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import pathlib
 import random
 import signal
+import typing
 
 import numpy as np
 import pytest
 from hostile_inputs import FILE_CHANGES, encode, flag_values, mutate_row
 
-from cfprm_jax import experiment, export, flags, plan, prepare, prm_bench, process_bench, sample, score
+from cfprm_jax import __main__ as cfprm
+from cfprm_jax import flags, prepare, prm_bench, process_bench
 from cfprm_jax.data import formats
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.question_files import read_question_files
@@ -35,16 +38,7 @@ from cfprm_jax.sharding import rules
 INPUTS = pathlib.Path(__file__).parent / "data" / "inputs"
 CORPORA = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "math_aps", "ratings")
 COMMANDS = {
-    "prepare": prepare.PrepareConfig,
-    "train": TrainConfig,
-    "score": score.ScoreConfig,
-    "bon": BonConfig,
-    "sample": sample.SampleConfig,
-    "process_bench": process_bench.ProcessBenchConfig,
-    "prm_bench": prm_bench.PRMBenchConfig,
-    "export": export.ExportConfig,
-    "plan": plan.PlanConfig,
-    "experiment": experiment.ExperimentConfig,
+    name: typing.get_type_hints(importlib.import_module(f"cfprm_jax.{name}").main)["config"] for name in cfprm.COMMANDS
 }
 # No number that an option takes is larger: what lies beyond is memory, time or float32 that nobody has.
 LARGEST = 2**32
