@@ -154,7 +154,7 @@ def test_help_describes_the_main_flags_and_names_the_others(name, capsys, monkey
         with pytest.raises(SystemExit):
             flags.parse(command, ["command", flag])
         text = capsys.readouterr().out
-        described = re.findall(r"^  --(\w+).*\n {6}\w", text, re.MULTILINE)
+        described = re.findall(r"^  --(\w+).*\n {6}\S", text, re.MULTILINE)
         assert len(described) == len(expected) + 1 and {*described} == expected | {"flagfile"}
         assert every <= {*re.findall(r"--(\w+)", text)}
         # A flag's name, choices and default stay on one line.
