@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cfprm_jax.synthetic.world import DAYS, Problem, Step, labels
+from cfprm_jax.synthetic.world import DAYS, Problem, WorldStep, labels
 
 _DAY = "|".join(DAYS)
 _WORKED = re.compile(rf"(?P<before>{_DAY})(?P<sign>[+-])(?P<size>{_DAY})(?:=(?P<day>{_DAY})(?P<again> again)?)?")
@@ -32,27 +32,27 @@ class ExactJudgement(NamedTuple):
     answer: int | None
 
 
-def parse(text: str, problem: Problem, done: int) -> Step | None:
+def parse(text: str, problem: Problem, done: int) -> WorldStep | None:
     """Parses the text of a step that follows `done` worked moves; None if it is not a step."""
     if text == "so":
-        return Step("idle", 0)
+        return WorldStep("idle", 0)
     if match := _STATED.fullmatch(text):
-        return Step(_KINDS[match["kind"]], DAYS.index(match["day"]))
+        return WorldStep(_KINDS[match["kind"]], DAYS.index(match["day"]))
     match = _WORKED.fullmatch(text)
     if match is None:
         return None
     before, move = DAYS.index(match["before"]), int(f"{match['sign']}{DAYS.index(match['size'])}")
     if match["day"] is None:
-        return Step("take", 0, done, before, move)
+        return WorldStep("take", 0, done, before, move)
     if match["again"] is None:
-        return Step("work", DAYS.index(match["day"]), done, before, move)
+        return WorldStep("work", DAYS.index(match["day"]), done, before, move)
     index = problem.moves.index(move) if move in problem.moves else max(done - 1, 0)
-    return Step("again", DAYS.index(match["day"]), index, before, move)
+    return WorldStep("again", DAYS.index(match["day"]), index, before, move)
 
 
 def judge(problem: Problem, texts: Sequence[str]) -> ExactJudgement:
     """The exact labels and the answer of a solution."""
-    steps: list[Step | None] = []
+    steps: list[WorldStep | None] = []
     done = 0
     for text in texts:
         step = parse(text, problem, done)
@@ -78,10 +78,10 @@ def true_step(problem: Problem, texts: Sequence[str]) -> str:
             half = False
     days = problem.days
     if half:
-        return Step("get", days[done]).text
+        return WorldStep("get", days[done]).text
     if done == len(problem.moves):
-        return Step("answer", problem.answer).text
-    return Step("work", days[done + 1], done, days[done], problem.moves[done]).text
+        return WorldStep("answer", problem.answer).text
+    return WorldStep("work", days[done + 1], done, days[done], problem.moves[done]).text
 
 
 def parse_problem(question: str) -> Problem | None:

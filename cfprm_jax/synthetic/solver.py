@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cfprm_jax.synthetic.world import MODULUS, MOVES, Problem, Step, WorldConfig, labels
+from cfprm_jax.synthetic.world import MODULUS, MOVES, Problem, WorldConfig, WorldStep, labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def sample_misconceptions(share: float, config: WorldConfig, rng: np.random.Gene
 class SimulatedSolution:
     """A solution of a problem: its steps, their exact labels, and the answer that it ends with."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[WorldStep, ...]
     labels: tuple[int, ...]
     answer: int
 
@@ -74,7 +74,7 @@ def sample_bias(problem: Problem, config: WorldConfig, rng: np.random.Generator)
     return Bias(index, sample_mistake(config.biases, rng), float(rng.uniform(config.min_bias, config.max_bias)))
 
 
-def work(problem: Problem, index: int, before: int, mistake: Mistake | None, kind: str) -> Step:
+def work(problem: Problem, index: int, before: int, mistake: Mistake | None, kind: str) -> WorldStep:
     """One move worked out from the day before it, with the mistake where there is one."""
     move, shift = problem.moves[index], 0
     if mistake is not None and mistake.kind == "move":
@@ -84,7 +84,7 @@ def work(problem: Problem, index: int, before: int, mistake: Mistake | None, kin
         before = (before + mistake.shift) % MODULUS
     elif mistake is not None:
         shift = mistake.shift
-    return Step(kind, (before + move + shift) % MODULUS, index, before, move)
+    return WorldStep(kind, (before + move + shift) % MODULUS, index, before, move)
 
 
 def solve(
@@ -95,7 +95,7 @@ def solve(
     misconceptions: Misconceptions | None = None,
 ) -> SimulatedSolution:
     """One solution, drawn from rng; misconceptions act where the bias does not."""
-    steps: list[Step] = []
+    steps: list[WorldStep] = []
     days, wrong, may_review = [problem.start], -1, True
     while True:
         index, kind = len(days) - 1, "work"
@@ -122,13 +122,13 @@ def solve(
         if mistake is not None and wrong < 0:
             wrong = index
         if config.split_rate and kind == "work" and rng.random() < config.split_rate:
-            steps += [dataclasses.replace(step, kind="take", day=0), Step("get", step.day)]
+            steps += [dataclasses.replace(step, kind="take", day=0), WorldStep("get", step.day)]
         else:
             steps.append(step)
         days.append(step.day)
         if rng.random() < config.redundancy_rate:
-            steps.append(Step("restate", days[-1]))
+            steps.append(WorldStep("restate", days[-1]))
         if config.idle_rate and rng.random() < config.idle_rate:
-            steps.append(Step("idle", 0))
-    steps.append(Step("answer", days[-1]))
+            steps.append(WorldStep("idle", 0))
+    steps.append(WorldStep("answer", days[-1]))
     return SimulatedSolution(tuple(steps), labels(problem, steps), days[-1])

@@ -132,7 +132,7 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class WorldStep:
     """One step of a solution.
 
     Attributes:
@@ -166,7 +166,7 @@ class Step:
         return f"{taken}={DAYS[self.day]}" + (" again" if self.kind == "again" else "")
 
 
-def labels(problem: Problem, steps: Sequence[Step]) -> tuple[int, ...]:
+def labels(problem: Problem, steps: Sequence[WorldStep]) -> tuple[int, ...]:
     """The exact label of each step, 1 positive and 0 negative, by the rule in the module's docstring."""
     days, done, true, out = problem.days, 0, True, list[int]()
     for step in steps:

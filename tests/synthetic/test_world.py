@@ -11,7 +11,7 @@ import pytest
 from cfprm_jax.errors import UserError
 from cfprm_jax.synthetic import judge as exact_judge
 from cfprm_jax.synthetic.solver import Bias, Mistake, sample_bias, solve, work
-from cfprm_jax.synthetic.world import MOVES, Problem, Step, WorldConfig, distinct_problems, labels, sample_problem
+from cfprm_jax.synthetic.world import MOVES, Problem, WorldConfig, WorldStep, distinct_problems, labels, sample_problem
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six"]
 PROBLEM = Problem(3, (2, -4))  # three, then five, then one
@@ -40,25 +40,46 @@ def judge(question, texts):
 def test_texts():
     assert PROBLEM.question == "start=three+two-four"
     assert PROBLEM.days == (3, 5, 1) and PROBLEM.answer == 1
-    steps = [Step("work", 5, 0, 3, 2), Step("again", 5, 0, 3, 2), Step("restate", 5), Step("answer", 1)]
+    steps = [
+        WorldStep("work", 5, 0, 3, 2),
+        WorldStep("again", 5, 0, 3, 2),
+        WorldStep("restate", 5),
+        WorldStep("answer", 1),
+    ]
     assert [step.text for step in steps] == ["three+two=five", "three+two=five again", "so=five", "answer=one"]
 
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        ([Step("work", 5, 0, 3, 2), Step("restate", 5), Step("work", 1, 1, 5, -4), Step("answer", 1)], (1, 1, 1, 1)),
+        (
+            [
+                WorldStep("work", 5, 0, 3, 2),
+                WorldStep("restate", 5),
+                WorldStep("work", 1, 1, 5, -4),
+                WorldStep("answer", 1),
+            ],
+            (1, 1, 1, 1),
+        ),
         # Wrong result; what follows from it is wrong, though each step by itself adds up.
-        ([Step("work", 6, 0, 3, 2), Step("restate", 6), Step("work", 2, 1, 6, -4), Step("answer", 2)], (0, 0, 0, 0)),
+        (
+            [
+                WorldStep("work", 6, 0, 3, 2),
+                WorldStep("restate", 6),
+                WorldStep("work", 2, 1, 6, -4),
+                WorldStep("answer", 2),
+            ],
+            (0, 0, 0, 0),
+        ),
         # Going back to the mistake recovers.
-        ([Step("work", 6, 0, 3, 2), Step("again", 5, 0, 3, 2), Step("work", 1, 1, 5, -4)], (0, 1, 1)),
+        ([WorldStep("work", 6, 0, 3, 2), WorldStep("again", 5, 0, 3, 2), WorldStep("work", 1, 1, 5, -4)], (0, 1, 1)),
         # A misread move, a wrong day carried over, and two mistakes that cancel: the last day is true, its step is not.
-        ([Step("work", 4, 0, 3, 1)], (0,)),
-        ([Step("work", 5, 0, 3, 2), Step("work", 2, 1, 6, -4)], (1, 0)),
-        ([Step("work", 6, 0, 3, 2), Step("work", 1, 1, 6, -4), Step("answer", 1)], (0, 0, 1)),
+        ([WorldStep("work", 4, 0, 3, 1)], (0,)),
+        ([WorldStep("work", 5, 0, 3, 2), WorldStep("work", 2, 1, 6, -4)], (1, 0)),
+        ([WorldStep("work", 6, 0, 3, 2), WorldStep("work", 1, 1, 6, -4), WorldStep("answer", 1)], (0, 0, 1)),
         # An answer before the last move; a restated day that is not where the solution stands.
-        ([Step("work", 5, 0, 3, 2), Step("answer", 1)], (1, 0)),
-        ([Step("restate", 3), Step("restate", 5)], (1, 0)),
+        ([WorldStep("work", 5, 0, 3, 2), WorldStep("answer", 1)], (1, 0)),
+        ([WorldStep("restate", 3), WorldStep("restate", 5)], (1, 0)),
     ],
 )
 def test_labels_by_hand(steps, expected):
@@ -67,7 +88,11 @@ def test_labels_by_hand(steps, expected):
 
 def test_a_misread_move_that_leads_to_the_true_day_is_wrong_all_the_same():
     problem = Problem(3, (4, 1))  # -three is +four modulo seven
-    assert labels(problem, [Step("work", 0, 0, 3, -3), Step("work", 1, 1, 0, 1), Step("answer", 1)]) == (0, 1, 1)
+    assert labels(problem, [WorldStep("work", 0, 0, 3, -3), WorldStep("work", 1, 1, 0, 1), WorldStep("answer", 1)]) == (
+        0,
+        1,
+        1,
+    )
 
 
 def test_going_back_is_to_the_first_mistake():
@@ -143,9 +168,9 @@ def test_impossible_worlds_are_refused(change, message):
 
 
 def test_each_mistake_spoils_what_its_name_says():
-    assert work(PROBLEM, 0, 3, None, "work") == Step("work", 5, 0, 3, 2)
-    assert work(PROBLEM, 0, 3, Mistake("before", 1), "work") == Step("work", 6, 0, 4, 2)
-    assert work(PROBLEM, 0, 3, Mistake("result", 1), "work") == Step("work", 6, 0, 3, 2)
+    assert work(PROBLEM, 0, 3, None, "work") == WorldStep("work", 5, 0, 3, 2)
+    assert work(PROBLEM, 0, 3, Mistake("before", 1), "work") == WorldStep("work", 6, 0, 4, 2)
+    assert work(PROBLEM, 0, 3, Mistake("result", 1), "work") == WorldStep("work", 6, 0, 3, 2)
     for shift in range(1, 7):
         read = work(PROBLEM, 0, 3, Mistake("move", shift), "work")
         assert read.move not in PROBLEM.moves and read.before == 3 and read.day == (3 + read.move) % 7
