@@ -33,7 +33,7 @@ class Tokens:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Row:
+class PrefixRow:
     """One row's tree.
 
     Attributes:
@@ -82,7 +82,9 @@ def _at_least(lengths: Sequence[int], size: int) -> int:
     return lengths[bisect.bisect_left(lengths, size)]
 
 
-def divide(sequences: Sequence[Tokens], matched: Sequence[np.ndarray], lengths: Lengths, attention: float) -> list[Row]:
+def divide(
+    sequences: Sequence[Tokens], matched: Sequence[np.ndarray], lengths: Lengths, attention: float
+) -> list[PrefixRow]:
     """The cheapest rows for all sequences in depth-first order: solutions of one question share a row.
 
     Args:
@@ -133,7 +135,7 @@ def _cuts(
 
 def _layout(
     sequences: Sequence[Tokens], matched: Sequence[np.ndarray], members: Sequence[int], shared: Sequence[int]
-) -> Row:
+) -> PrefixRow:
     """The columns of some sequences in depth-first order; shared[k] is what members[k] shares with the one before."""
     common = [0, *shared[1:]]
     total = sum(len(sequences[i].tokens) - same for i, same in zip(members, common, strict=True))
@@ -155,4 +157,4 @@ def _layout(
         column = own.stop
         paths.append(path[:depth].copy())
     ends[path[:depth]] = column
-    return Row(tokens, positions, ends, slots, list(members), paths)
+    return PrefixRow(tokens, positions, ends, slots, list(members), paths)

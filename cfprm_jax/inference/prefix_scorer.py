@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from cfprm_jax.inference.encodings import make_encoder
 from cfprm_jax.inference.loaded import LoadedPRM
-from cfprm_jax.inference.prefix_rows import Lengths, Row, Tokens, divide
+from cfprm_jax.inference.prefix_rows import Lengths, PrefixRow, Tokens, divide
 from cfprm_jax.inference.prefix_tree import PrefixTree
 from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import PRMConfig
@@ -45,7 +45,7 @@ _QUERY_BLOCK = 128
 _ROW_COUNTS = (16, 4, 1)
 
 
-class Pool(NamedTuple):
+class CachePool(NamedTuple):
     """Keys, rotated, and values of cached tokens, [layers, slots, kv_heads, head_dim] each."""
 
     keys: jax.Array
@@ -71,7 +71,7 @@ class Inputs(NamedTuple):
 
 
 @dataclasses.dataclass
-class TokenCounts:
+class PrefixTokenCounts:
     """Tokens so far: of all that was scored, those that were computed, and those whose keys and values were cached.
 
     What several sequences of one call share is computed once and counts once among `computed`.
@@ -104,7 +104,7 @@ class PrefixScorer:
         """
         self._loaded, self._batch_tokens, self._mesh = loaded, batch_tokens, mesh
         self.encoder = make_encoder(loaded.encoding_name, loaded.tokenizer, loaded.encoding)
-        self.counts, self.shapes = TokenCounts(), set[tuple[int, int, int]]()
+        self.counts, self.shapes = PrefixTokenCounts(), set[tuple[int, int, int]]()
         self.redundancy = loaded.config.redundancy
         self._lengths = Lengths.covering(loaded.encoding.max_length)
         self._attention = float(_ATTENTION_WIDTHS * loaded.config.backbone.hidden_size)
@@ -184,9 +184,9 @@ class PrefixScorer:
                     found[todo[member]] = of_column[path[waiting[member].positions]]
         return found
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _batches(self, rows: Sequence[PrefixRow]) -> Iterator[list[PrefixRow]]:
         """Rows of one shape together, as many as a batch may have."""
-        shapes: dict[tuple[int, int], list[Row]] = {}
+        shapes: dict[tuple[int, int], list[PrefixRow]] = {}
         for row in rows:
             new = int(row.new.sum())
             shapes.setdefault(self._lengths.holding(new, len(row.tokens) - new), []).append(row)
@@ -199,8 +199,8 @@ class PrefixScorer:
                 done += count
 
     def _start(
-        self, sequences: Sequence[Tokens], batch: list[Row], shape: tuple[int, ...] = ()
-    ) -> tuple[list[Row], list[np.ndarray], jax.Array]:
+        self, sequences: Sequence[Tokens], batch: list[PrefixRow], shape: tuple[int, ...] = ()
+    ) -> tuple[list[PrefixRow], list[np.ndarray], jax.Array]:
         """Have a batch computed and kept; its rows, the slot of each new column or -1, and its outputs to be."""
         sizes = [(int(row.new.sum()), int((~row.new).sum())) for row in batch]
         rows, *lengths = shape or (
@@ -220,7 +220,7 @@ class PrefixScorer:
             self._pool = _store(self._pool, new, where)
         return batch, kept, z
 
-    def _keep(self, sequences: Sequence[Tokens], row: Row) -> np.ndarray:
+    def _keep(self, sequences: Sequence[Tokens], row: PrefixRow) -> np.ndarray:
         """Slots for the new columns of a row, under which its sequences are found from now on; -1 for none."""
         new = row.new
         slots = np.full(int(new.sum()), -1, np.int32)
@@ -252,19 +252,19 @@ class PrefixScorer:
         divides = self._loaded.config.backbone.num_key_value_heads % self._mesh.shape["tensor"] == 0
         return NamedSharding(self._mesh, PartitionSpec(None, None, "tensor" if divides else None))
 
-    def _empty(self) -> Pool:
+    def _empty(self) -> CachePool:
         net = self._loaded.config.backbone
         # One slot at least: what has none to gather gathers slot 0, and does not see it.
         shape = (net.num_hidden_layers, max(1, self._tree.capacity), net.num_key_value_heads, net.head_dim)
         make = jax.jit(
-            lambda: Pool(*(jnp.zeros(shape, self._loaded.config.dtype) for _ in range(2))),
+            lambda: CachePool(*(jnp.zeros(shape, self._loaded.config.dtype) for _ in range(2))),
             out_shardings=self._pool_sharding(),
         )
-        pool: Pool = make()
+        pool: CachePool = make()
         return pool
 
 
-def _padded(batch: Sequence[Row], rows: int, new: int, cached: int) -> Inputs:
+def _padded(batch: Sequence[PrefixRow], rows: int, new: int, cached: int) -> Inputs:
     """The rows of a batch as arrays of one shape."""
     shape = (rows, new)
     tokens, positions, columns, ends = (np.zeros(shape, np.int32) for _ in range(4))
@@ -288,8 +288,8 @@ def _padded(batch: Sequence[Row], rows: int, new: int, cached: int) -> Inputs:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _forward(
-    config: PRMConfig, placement: Placement, params: Params, pool: Pool, inputs: Inputs
-) -> tuple[Float[Array, "rows new *outputs"], Pool]:
+    config: PRMConfig, placement: Placement, params: Params, pool: CachePool, inputs: Inputs
+) -> tuple[Float[Array, "rows new *outputs"], CachePool]:
     """The head's outputs at new columns, and their keys and values [layers, rows, new, kv_heads, head_dim]."""
     backbone = params["backbone"]
     stream = ("rows", "length", "embed")
@@ -298,11 +298,11 @@ def _forward(
     seen = _visible(inputs)
     graphdef, stacked = nnx.split(DecoderLayer(config, backbone["layers"]))
 
-    def one_layer(x: jax.Array, layer: tuple[Any, jax.Array]) -> tuple[jax.Array, Pool]:
-        own: list[Pool] = []
+    def one_layer(x: jax.Array, layer: tuple[Any, jax.Array]) -> tuple[jax.Array, CachePool]:
+        own: list[CachePool] = []
 
         def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            own.append(Pool(k, v))
+            own.append(CachePool(k, v))
             if not inputs.slots.shape[1]:  # then columns are places in the row, and any kernel computes it
                 return attention(q, k, v, inputs.ends, config.attention, placement)
             cached = (array[layer[1], inputs.slots] for array in pool)
@@ -353,10 +353,10 @@ def _attend(
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _store(pool: Pool, new: Pool, where: Int[Array, "rows new"]) -> Pool:
+def _store(pool: CachePool, new: CachePool, where: Int[Array, "rows new"]) -> CachePool:
     """The pool with the keys and values of new columns in their slots; beyond the last slot is nowhere."""
     places = where.reshape(-1)
-    return Pool(
+    return CachePool(
         *(
             old.at[:, places].set(array.reshape(len(array), -1, *array.shape[3:]), mode="drop", unique_indices=False)
             for old, array in zip(pool, new, strict=True)

@@ -30,7 +30,7 @@ from cfprm_jax.serving import answers, requests
 from cfprm_jax.serving.batching import BatchPolicy
 from cfprm_jax.serving.errors import RequestError
 from cfprm_jax.serving.metrics import CONTENT_TYPE, Metrics
-from cfprm_jax.serving.sequences import Encoder
+from cfprm_jax.serving.sequences import SequenceEncoder
 from cfprm_jax.serving.worker import Worker
 
 _OPEN = ("/health",)
@@ -85,7 +85,7 @@ class Service:
         self.name, self.limits = name, limits or Limits()
         self.scorer, self.worker = scorer, Worker(scorer, policy)
         self.draining = False
-        self._encoder = Encoder(loaded, scorer.encoder, self.limits.sequences)
+        self._encoder = SequenceEncoder(loaded, scorer.encoder, self.limits.sequences)
         self._encoding = concurrent.futures.ThreadPoolExecutor(1, "encoder")
         self._token, self._created, self._inside = token.encode(), int(time.time()), 0
         self._metrics = Metrics(scorer, self.worker, lambda: self._inside)

@@ -17,7 +17,7 @@ from cfprm_jax.serving.requests import MarkedRequest, StepsRequest
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoder:
+class SequenceEncoder:
     """Makes the sequences of requests. For one thread.
 
     Attributes:
