@@ -92,7 +92,7 @@ def upload(directory: pathlib.Path, repository: str, private: bool) -> str:
 
 
 def check_name(repository: str) -> None:
-    """Refuse a text that cannot name a repository. UserError says what is expected."""
+    """Raise UserError for a text that cannot name a repository."""
     match = _NAME.fullmatch(repository)
     if match is None or match["revision"]:
         raise UserError(f"--push_to_hub={repository}: expected owner/name")

@@ -277,12 +277,12 @@ def test_parts_have_their_own_accuracy_interval_and_spread():
 
 
 def test_which_candidate_is_chosen():
-    asked = [
+    items = [
         question(candidate([0.1]), candidate([0.9]), candidate([0.95])),
         question(candidate(None, predicted=None), candidate(None, predicted=None), candidate([0.5], predicted=None)),
         question(*[candidate([0.5], predicted=answer) for answer in "abb"]),
     ]
-    pool = pool_of([dataclasses.replace(q, id=str(k)) for k, q in enumerate(asked)], ("min",))
+    pool = pool_of([dataclasses.replace(q, id=str(k)) for k, q in enumerate(items)], ("min",))
     assert chosen(pool, "min", 2).tolist() == [1, 0, 0] and chosen(pool, "min", 3).tolist() == [2, 2, 0]
     assert majority(pool, 3).tolist() == [0, -1, 1] and majority(pool, 2).tolist() == [0, -1, 0]
 

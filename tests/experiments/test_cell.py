@@ -65,7 +65,7 @@ def test_a_test_set_that_is_none(tmp_path, encoder):
         read_test("x", write(tmp_path / "b.jsonl", [{"text": "so"}]), encoder, 1)
 
 
-def test_the_digest_tells_bits_apart():
+def test_the_digest_depends_on_every_bit():
     params = {"a": {"b": np.zeros(3, np.float32)}, "c": np.ones(2, np.float32)}
     same = {"c": np.ones(2, np.float32), "a": {"b": np.zeros(3, np.float32)}}
     assert digest(params) == digest(same)

@@ -18,21 +18,21 @@ PROBLEM = Problem(3, (2, -4))
 
 
 class Script:
-    """Samples that were written down, one list a round and prompt; remembers what was asked."""
+    """Samples that were written down, one list a round and prompt; remembers the prompts."""
 
     def __init__(self, rounds: Sequence[dict[str, list[str]]]) -> None:
         self.tokenizer = make_tokenizer()
-        self.rounds, self.asked = list(rounds), []
+        self.rounds, self.prompts = list(rounds), []
 
     def __call__(self, prompts: Sequence[paths.Prompt]) -> Iterator[Sequence[np.ndarray]]:
         texts = self.rounds.pop(0)
-        self.asked.append([self.tokenizer.decode(prompt.tokens.tolist()) for prompt in prompts])
+        self.prompts.append([self.tokenizer.decode(prompt.tokens.tolist()) for prompt in prompts])
         for prompt in prompts:
             samples = texts[prompt.name.split("/")[0]]
             yield [np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in samples]
 
 
-def test_the_first_correct_sample_goes_on() -> None:
+def test_the_first_correct_sample_continues_the_path() -> None:
     other = Problem(0, (1,))
     script = Script(
         [
@@ -55,8 +55,8 @@ def test_the_first_correct_sample_goes_on() -> None:
     assert first.complete and second.complete
     # Nothing was right, so that the true step was written.
     assert (second.steps, second.alternatives) == (["zero+one=one", "answer=one"], [(0, "zero+one=two", 0)])
-    assert [len(asked) for asked in script.asked] == [2, 2, 1, 1]
-    assert script.asked[2][0].endswith("three+two=five\n\nso\n\n")
+    assert [len(prompts) for prompts in script.prompts] == [2, 2, 1, 1]
+    assert script.prompts[2][0].endswith("three+two=five\n\nso\n\n")
     rows = list(first.rows("r", "one"))
     assert len(rows) == 7 and {row["source"] for row in rows} == {"r"}
     assert rows[2]["completions"] == ["three+two=five", "five-four=two"] and rows[2]["labels"] == [True, False]
@@ -71,7 +71,7 @@ def test_a_path_without_an_end_is_cut() -> None:
 
 
 def test_the_true_step_is_right_wherever_it_is_written() -> None:
-    """Also between the halves of a step that is told in two, and after steps that say nothing."""
+    """Also between the halves of a step that is split in two, and after idle steps."""
     steps = ["so", "three+two"]
     for expected in ("=five", "five-four=one", "answer=one"):
         assert judge.true_step(PROBLEM, steps) == expected

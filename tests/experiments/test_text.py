@@ -22,22 +22,22 @@ def page(results):
     ],
 )
 def test_the_verdict_follows_the_sign(make_results, coarse, verdict):
-    told = page(make_results(levels=("some",), accuracy={"plain": 0.5, "c2": coarse}))
-    assert verdict in told
-    assert ("Shown: ORM on short" in told) == (coarse != 0.5)
-    assert ("No single one is shown." in told) == (coarse == 0.5)
+    rendered = page(make_results(levels=("some",), accuracy={"plain": 0.5, "c2": coarse}))
+    assert verdict in rendered
+    assert ("Shown: ORM on short" in rendered) == (coarse != 0.5)
+    assert ("No single one is shown." in rendered) == (coarse == 0.5)
 
 
-def test_how_many_comparisons_there_were_is_said(make_results):
-    told = page(make_results())
-    assert "What 72 runs with 3 seeds support" in told  # 3 levels x (2 + 2 x 3) x 3 seeds
-    assert "There are 26 differences in 6 families here" in told
-    assert "about 1 would exclude 0 if nothing mattered" in told
+def test_the_number_of_comparisons_is_printed(make_results):
+    rendered = page(make_results())
+    assert "What 72 runs with 3 seeds support" in rendered  # 3 levels x (2 + 2 x 3) x 3 seeds
+    assert "There are 26 differences in 6 families here" in rendered
+    assert "about 1 would exclude 0 if nothing mattered" in rendered
 
 
-def test_one_seed_says_so(make_results):
-    told = page(make_results(levels=("some",), seeds=(0,)))
-    assert "with 1 seed support" in told and "With one seed the intervals are about questions alone." in told
+def test_one_seed_is_marked(make_results):
+    rendered = page(make_results(levels=("some",), seeds=(0,)))
+    assert "with 1 seed support" in rendered and "With one seed the intervals are about questions alone." in rendered
 
 
 def test_tables(make_results):

@@ -24,15 +24,15 @@ def predicted(*answers, correct=None):
     return [Candidate(text="", predicted=answer, correct=correct) for answer in answers]
 
 
-def judge(grader, asked, **options):
+def judge(grader, item, **options):
     with Grader(grader, **options) as made:
-        ((_, judgement),) = made.judge([asked])
+        ((_, judgement),) = made.judge([item])
         return judgement, made.report()
 
 
 def test_no_grader_takes_the_candidates_own_word():
-    asked = question("1", Candidate(text="answer 7", correct=True), Candidate(text="", predicted="1", correct=False))
-    judgement, report = judge("none", asked)
+    item = question("1", Candidate(text="answer 7", correct=True), Candidate(text="", predicted="1", correct=False))
+    judgement, report = judge("none", item)
     np.testing.assert_array_equal(judgement.correct, [True, False])
     assert judgement.answers == ("7", "1")
     assert report["differs_from_own_correct"] == 0
@@ -48,11 +48,11 @@ def test_groups_are_numbered_as_they_appear():
 
 
 def test_equal_answers_are_one_group_by_the_graders_rules():
-    asked = question("7", *predicted("1/2", "0.5", "\\frac{2}{4}", "3", "7", "x=7", "03"))
-    judgement, _ = judge("math_verify", asked)
+    item = question("7", *predicted("1/2", "0.5", "\\frac{2}{4}", "3", "7", "x=7", "03"))
+    judgement, _ = judge("math_verify", item)
     np.testing.assert_array_equal(judgement.group, [0, 0, 0, 1, 2, 2, 1])
     np.testing.assert_array_equal(judgement.correct, [False] * 4 + [True, True, False])
-    strict, _ = judge("prm800k", asked)
+    strict, _ = judge("prm800k", item)
     np.testing.assert_array_equal(strict.group, [0, 0, 1, 2, 3, 3, 2])  # 2/4 is not reduced
 
 
@@ -71,8 +71,8 @@ def test_a_pair_is_compared_once_and_whole_numbers_need_no_rules():
 
 
 def test_what_takes_too_long_is_wrong_reported_and_not_tried_with_every_other_answer():
-    asked = question("x+1", *predicted("9^{9^{9^{9}}}", "x", "y", "9^{9^{9^{9}}}", "1+x"))
-    judgement, report = judge("math_verify", asked, seconds=0.5)
+    item = question("x+1", *predicted("9^{9^{9^{9}}}", "x", "y", "9^{9^{9^{9}}}", "1+x"))
+    judgement, report = judge("math_verify", item, seconds=0.5)
     np.testing.assert_array_equal(judgement.correct, [False, False, False, False, True])
     np.testing.assert_array_equal(judgement.group, [0, 1, 2, 0, 3])
     assert report["without_verdict"] == 1
@@ -82,8 +82,8 @@ def test_what_takes_too_long_is_wrong_reported_and_not_tried_with_every_other_an
 
 
 def test_other_opinions_are_counted_and_listed():
-    asked = question("50", *predicted("50", "50.0", "49", correct=True), *predicted("50.0", correct=True))
-    _, report = judge("exact", asked)
+    item = question("50", *predicted("50", "50.0", "49", correct=True), *predicted("50.0", correct=True))
+    _, report = judge("exact", item)
     assert (report["with_own_correct"], report["differs_from_own_correct"]) == (4, 3)
     assert report["pairs_that_differ"] == [
         {"id": "q", "predicted": "50.0", "answer": "50", "graded": False, "candidates": 2},
@@ -124,10 +124,10 @@ def test_reported_cases(shared):
     cases = shared / "cases"
     if not cases.is_dir():
         pytest.skip("no cases there")
-    asked, expected = [], []
+    items, expected = [], []
 
     def add(candidate, answer, right):
-        asked.append(Question(len(asked), "?", answer, [candidate], "c:1", None))
+        items.append(Question(len(items), "?", answer, [candidate], "c:1", None))
         expected.append(right)
 
     for line in (cases / "extraction.jsonl").read_text().splitlines():
@@ -142,8 +142,8 @@ def test_reported_cases(shared):
                 if candidate.correct is not None:
                     add(candidate, question.answer, candidate.correct)
     with Grader("math_verify", 2) as grader:
-        judged = [bool(judgement.correct[0]) for _, judgement in grader.judge(asked)]
-    assert [(a.candidates[0], a.answer) for a, e, j in zip(asked, expected, judged, strict=True) if e != j] == []
+        judged = [bool(judgement.correct[0]) for _, judgement in grader.judge(items)]
+    assert [(a.candidates[0], a.answer) for a, e, j in zip(items, expected, judged, strict=True) if e != j] == []
 
 
 def test_empty_boxes_are_no_answers_and_take_no_part_in_a_vote():

@@ -97,6 +97,6 @@ def test_wrong(predicted, gold):
     assert not equal(predicted, gold)
 
 
-def test_words_are_told_from_mathematics():
+def test_words_are_no_mathematics():
     assert words("Monday") == "Monday" and words("\\text{odd}") == "odd"
     assert words("xyz") is None and words("5 apples") is None and words("\\text{C}") is None

@@ -43,9 +43,9 @@ def test_code_in_answers_is_a_wrong_answer(grader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the processes start here
     with Grader(grader, 20) as made:
         candidates = [Candidate(text="", predicted=code) for code in CODE]
-        asked = [Question("q", "?", gold, candidates, "c:1", None) for gold in ("\\frac{1}{2}", "x+1")]
-        asked += [Question("q", "?", code, [Candidate(text="", predicted="x+2")], "c:1", None) for code in CODE]
-        judged = list(made.judge(asked))
+        items = [Question("q", "?", gold, candidates, "c:1", None) for gold in ("\\frac{1}{2}", "x+1")]
+        items += [Question("q", "?", code, [Candidate(text="", predicted="x+2")], "c:1", None) for code in CODE]
+        judged = list(made.judge(items))
         report = made.report()
     assert not any(judgement.correct.any() for _, judgement in judged)
     # They are refused by what reads them, before the process has to stop them.
@@ -92,7 +92,7 @@ def test_a_comparing_process_evaluates_writes_and_starts_nothing(tmp_path):
 
 
 def test_a_comparison_that_would_evaluate_text_has_no_verdict(tmp_path, monkeypatch):
-    # A rule that slipped: its process stops it, and says so.
+    # A rule that failed: its process stops it and reports that.
     (tmp_path / "slipped.py").write_text("def equal(predicted, gold):\n    return eval(predicted) == eval(gold)\n")
     command = (
         "import sys; sys.path[:0] = [sys.argv[1], " + repr(str(tmp_path)) + "]; from cfprm_jax.grading import worker; "

@@ -219,7 +219,7 @@ def test_two_layer_exports_of_a_linear_head_score_alike(format, loaded, expected
     np.testing.assert_allclose(cfprm_jax.load(tmp_path / "out").score(QUESTION, STEPS), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_cannot_be_scored_is_said(exported):
+def test_what_cannot_be_scored_is_an_error(exported):
     prm = cfprm_jax.load(exported)
     with pytest.raises(UserError, match="without steps"):
         prm.score(QUESTION, [])

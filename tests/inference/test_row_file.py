@@ -1,4 +1,4 @@
-"""Outputs that grow by rows: nothing is lost, nothing there twice, nothing of other inputs goes on."""
+"""Outputs that grow by rows: no row is lost or repeated, and rows of other inputs are not resumed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_known_only_later_must_be_the_same_too(tmp_path):
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
 @pytest.mark.parametrize("count", [0, 1, 4, 5])
-def test_it_goes_on_where_it_stopped(tmp_path, name, count):
+def test_it_resumes_where_it_stopped(tmp_path, name, count):
     output = tmp_path / name
     stopped_after(output, count)
     assert not output.exists() and (count > 0) == (tmp_path / f"{name}.partial").exists()
@@ -131,7 +131,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     assert output.read_bytes() == lines(ROWS)
 
 
-def test_fingerprints_tell_contents_apart(tmp_path):
+def test_fingerprints_identify_contents(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     weights = folder / "weights"

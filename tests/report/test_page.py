@@ -73,21 +73,21 @@ def test_nothing_of_the_data_is_markup_and_nothing_is_fetched(result, tmp_path):
 
 
 def test_names_are_escaped(made_rows, tmp_path):
-    asked = [parse_question(row, "c.jsonl:1") for row in made_rows[:1]]
+    items = [parse_question(row, "c.jsonl:1") for row in made_rows[:1]]
     named = BonConfig(n=("2",), grader="none", resamples=100, name='<i>"a"</i>')
-    text = written(best_of_n_report.evaluate(asked, named), tmp_path)
+    text = written(best_of_n_report.evaluate(items, named), tmp_path)
     assert "<i>" not in text and "&lt;i&gt;" in text
 
 
 def test_questions_beyond_the_limit_are_counted_and_the_same_results_give_the_same_page(made_rows, tmp_path):
-    asked = [parse_question(row, "c.jsonl:1") for row in made_rows]
+    items = [parse_question(row, "c.jsonl:1") for row in made_rows]
     limited = BonConfig(n=("2",), grader="none", resamples=100, report_questions=2)
-    text = written(best_of_n_report.evaluate(asked, limited), tmp_path)
+    text = written(best_of_n_report.evaluate(items, limited), tmp_path)
     assert len(unpacked(text, "index")["questions"]) == 2
     assert "4 further questions are counted above but not shown here" in text
-    assert text == written(best_of_n_report.evaluate(asked, limited), tmp_path)
+    assert text == written(best_of_n_report.evaluate(items, limited), tmp_path)
     nothing = BonConfig(n=("2",), grader="none", resamples=100, report_questions=0)
-    assert unpacked(written(best_of_n_report.evaluate(asked, nothing), tmp_path), "index")["questions"] == []
+    assert unpacked(written(best_of_n_report.evaluate(items, nothing), tmp_path), "index")["questions"] == []
 
 
 def test_a_text_is_cut_where_that_fits_its_scores():
@@ -99,6 +99,6 @@ def test_a_text_is_cut_where_that_fits_its_scores():
 
 
 def test_blocks_are_of_a_few_questions_each(made_rows, tmp_path):
-    asked = [parse_question({**made_rows[0], "id": number}, "c.jsonl:1") for number in range(20)]
-    text = written(best_of_n_report.evaluate(asked, BonConfig(n=("2",), grader="none", resamples=100)), tmp_path)
+    items = [parse_question({**made_rows[0], "id": number}, "c.jsonl:1") for number in range(20)]
+    text = written(best_of_n_report.evaluate(items, BonConfig(n=("2",), grader="none", resamples=100)), tmp_path)
     assert [len(unpacked(text, f"block-{number}")) for number in range(3)] == [8, 8, 4]

@@ -95,10 +95,10 @@ def test_a_question_is_found_opened_and_its_steps_have_their_scores(opened):
     assert texts(opened, ".candidate[open] .score .lowest") == ["lowest"]
     assert texts(opened, ".candidate .tag.chosen") == ["chosen by min, last, majority"]
     assert "answer2" in "".join(texts(opened, "#q-facts"))
-    # Focus is on what was opened, and a reader is told step and score.
+    # Focus is on what was opened, with step and score as text.
     assert opened.switch_to.active_element.get_attribute("id") == "q-title"
-    said = opened.execute_script("return document.querySelector('.candidate[open] .score b').textContent")
-    assert said == "Step 1, score 0.50"
+    label = opened.execute_script("return document.querySelector('.candidate[open] .score b').textContent")
+    assert label == "Step 1, score 0.50"
 
 
 def test_candidates_are_filtered_by_right_wrong_and_chosen_and_sorted(opened):
@@ -106,10 +106,10 @@ def test_candidates_are_filtered_by_right_wrong_and_chosen_and_sorted(opened):
     wait(opened, "return document.getElementById('q-title').textContent === 'Question math500-1'")
     wait(opened, "return document.querySelectorAll('.candidate').length === 4")
     shown = {}
-    for wanted, count in (("right", 2), ("chosen by a score or by majority", 1), ("wrong", 2), ("all", 4)):
-        choose(opened, "c-show", wanted)
+    for choice, count in (("right", 2), ("chosen by a score or by majority", 1), ("wrong", 2), ("all", 4)):
+        choose(opened, "c-show", choice)
         wait(opened, f"return document.querySelectorAll('.candidate').length === {count}")
-        shown[wanted] = texts(opened, ".candidate .number")
+        shown[choice] = texts(opened, ".candidate .number")
     assert shown["right"] == ["#2", "#3"] and shown["wrong"] == ["#1", "#4"]
     assert shown["chosen by a score or by majority"] == ["#2"]
     for order, numbers in (("as in the file", ["#1", "#2", "#3", "#4"]), ("short first", ["#4", "#3", "#2", "#1"])):

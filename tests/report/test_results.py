@@ -26,7 +26,7 @@ def test_results_hold_the_rows_and_what_they_depend_on(result, tmp_path):
     assert read["grading"]["candidates"] == 24 and read["comparison"] == [] and read["rows2"] == []
 
 
-def test_the_document_says_what_its_numbers_are(result, compared):
+def test_the_document_describes_its_numbers(result, compared):
     text = results.document(result.outcome)
     for part in (
         "| data set | method",

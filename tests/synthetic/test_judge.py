@@ -1,4 +1,4 @@
-"""The judge of texts agrees with the solver that knows its own steps, and takes whatever a model writes."""
+"""The judge of texts agrees with the solver's own record of its steps, and accepts any text of a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_a_solver_writes_has_its_labels():
     [
         (["three+two=five", "five-four=one", "answer=one"], (1, 1, 1), 1),
         (["three+two", "=five", "so", "so=five", "five-four=one", "answer=one"], (1, 1, 1, 1, 1, 1), 1),
-        # The first half is right and the second is not; what says nothing has the label before it.
+        # The first half is right and the second is not; an idle step has the label before it.
         (["three+two", "=six", "so", "six-four=two", "answer=two"], (1, 0, 0, 0, 0), 2),
         (["so", "three+one=four", "so"], (1, 0, 0), None),
         # Going back to the move that the text names.

@@ -50,9 +50,9 @@ def test_readers_take_the_files_and_problems_are_disjoint(files):
     assert (len(train), len(held_out)) == (240, 320)
     records = [list(group) for _, group in itertools.groupby(train, key=lambda trajectory: trajectory.source)]
     assert len(records) == 60 and {len(record) for record in records} == {4}
-    asked = {trajectory.question for trajectory in held_out}
-    assert not asked & {trajectory.question for trajectory in train}
-    assert {question.question for question in read_candidates(files.candidates)} == asked
+    questions = {trajectory.question for trajectory in held_out}
+    assert not questions & {trajectory.question for trajectory in train}
+    assert {question.question for question in read_candidates(files.candidates)} == questions
     labels = np.concatenate([trajectory.labels for trajectory in train])
     assert set(labels) == {0.0, 1.0} and 0.2 < labels.mean() < 0.8
 

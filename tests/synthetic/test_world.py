@@ -1,4 +1,4 @@
-"""Problems, steps and their labels; the labels against a judge that knows only the texts."""
+"""Problems, steps and their labels; the labels against a judge that reads only the texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROBLEM = Problem(3, (2, -4))  # three, then five, then one
 
 
 def judge(question, texts):
-    """Labels read off the texts of a solution without misread moves. No move occurs twice: it says which one it is."""
+    """Labels read off the texts of a solution without misread moves. A move occurs once, so it identifies itself."""
     days = [WORDS.index(re.match(r"start=(\w+?)(?=[+-])", question)[1])]
     moves = re.findall(r"([+-])(\w+?)(?=[+-]|$)", question)
     for sign, size in moves:

@@ -1,4 +1,4 @@
-"""What a directory's own files tell of its encoding, and that nothing is guessed."""
+"""Detection of a directory's encoding from its own files, without guessing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cfprm_jax.inference.load import encoding_of
 def test_a_head_without_a_description_is_refused_in_one_line(
     make_reference, write_tokenizer, tmp_path, class_name, architecture, special, card
 ):
-    """Outcome reward models and PRMs of who knows whom."""
+    """Outcome reward models and PRMs of unknown origin."""
     write_tokenizer(tmp_path, special=special)
     make_reference(class_name, vocab_size=300, num_labels=2).save_pretrained(tmp_path)
     (tmp_path / "README.md").write_text(card, encoding="utf-8")
