@@ -57,8 +57,8 @@ class SearchConfig(Options):
     """
 
     MAIN_FLAGS: ClassVar = (
-        *("model", "reward", "questions", "output", "resume", "method", "n", "beam_width"),
-        *("granularity", "aggregation", "temperature", "max_new_tokens", "seed", "platform"),
+        *("model", "reward", "questions", "output", "resume"),
+        *("method", "n", "beam_width", "temperature", "max_new_tokens"),
     )
 
     model: str = option("", "Hugging Face directory of a language model with a chat template: the policy.")

@@ -49,8 +49,8 @@ class ServeConfig(Options):
     """
 
     MAIN_FLAGS: ClassVar = (
-        *("checkpoint", "model", "host", "port", "api_key", "served_model_name"),
-        *("max_length", "prefix_cache_tokens", "batch_tokens", "max_wait_ms", "max_queue", "platform"),
+        *("checkpoint", "model", "host", "port", "api_key"),
+        *("max_length", "prefix_cache_tokens", "batch_tokens", "max_wait_ms", "platform"),
     )
 
     model: str = option("", "Hugging Face directory of a PRM, or its name on the hub. Either this or --checkpoint.")
