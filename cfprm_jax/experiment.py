@@ -33,7 +33,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import frontier_report, report
 from cfprm_jax.experiments.cell import SUBSETS
 from cfprm_jax.experiments.frontier import FrontierConfig
-from cfprm_jax.experiments.grid import CHOICES, LOSSES, ROWS, Cell, cells, frontier_cells
+from cfprm_jax.experiments.grid import CHOICES, LOSSES, PAPER_ROWS, ROWS, Cell, cells, frontier_cells
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
 from cfprm_jax.options import Options, option, whole_number
@@ -68,7 +68,7 @@ class ExperimentConfig(Options):
         'Test sets for --train_data other than laboratory: NAME=FILE, candidates with "correct".',
         kind="list",
     )
-    rows: tuple[str, ...] = option(tuple(ROWS), "Rows of the table.", choices=tuple(ROWS), kind="list")
+    rows: tuple[str, ...] = option(PAPER_ROWS, "Rows of the table.", choices=tuple(ROWS), kind="list")
     treatments: tuple[str, ...] = option(
         ("plain", "plain_matched", "c2", "c3", "c4", "shuffled", "fine_to_coarse"),
         "Training treatments of each row.",

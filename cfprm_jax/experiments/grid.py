@@ -43,6 +43,8 @@ _TITLES = {"bce": "BCE", "mse": "MSE", "q_ranking": "Q-ranking"}
 LOSSES = {name: _TITLES.get(name, name) for name in config.LOSSES}
 ROWS = {ORM: "ORM", **LOSSES}
 """Rows of the table: the losses, and the outcome reward model, which is BCE on whole solutions."""
+PAPER_ROWS = (ORM, *_TITLES)
+"""Rows of the paper's table."""
 
 # What an outcome model sees: the whole solution, and coarse to fine from there.
 _ORM_TREATMENTS = {
