@@ -10,6 +10,7 @@ COMMANDS = {
     "train": "train a process reward model",
     "plan": "compile a training step for an accelerator that need not be here: memory, FLOPs, whether it fits",
     "sample": "sample candidate solutions from a language model",
+    "label": "label steps from rollouts of a policy, a search tree, or a judge",
     "score": "score every step of candidates or trajectories",
     "serve": "serve step scores over HTTP",
     "search": "search for solutions with a policy and a PRM",

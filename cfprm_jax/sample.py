@@ -7,6 +7,7 @@ from cfprm_jax.runtime import process
 if __name__ == "__main__":
     process.start()
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -18,18 +19,20 @@ from cfprm_jax import flags
 from cfprm_jax.config import LARGEST_SEED, MOST_CANDIDATES, MOST_TOKENS, SYSTEM_PROMPT, DeviceConfig
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import read_question_files
+from cfprm_jax.engines import options
+from cfprm_jax.engines.batch import BatchEngine, RequestsWritten
+from cfprm_jax.engines.engine import EngineCounts
+from cfprm_jax.engines.options import EngineConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.inference import parts
-from cfprm_jax.inference.candidates import candidates_row, encode_prompts
+from cfprm_jax.inference.candidates import Completion, candidates_row, encode_prompts
 from cfprm_jax.inference.parts import without_unused_sharing
-from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
-from cfprm_jax.inference.sampler import Sampler, Sampling
+from cfprm_jax.inference.sampler import Sampling
 from cfprm_jax.options import Options, option
-from cfprm_jax.runtime import config_files, devices, digests, output_paths, shards
+from cfprm_jax.runtime import config_files, digests, output_paths, shards
 from cfprm_jax.runtime.progress import ProgressLine, duration
-from cfprm_jax.sharding import session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +82,7 @@ class SampleConfig(Options):
         "Dtype of weights, activations and matrix products; auto is that of the directory's weights.",
         choices=("auto", "bfloat16", "float32"),
     )
+    engines: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
@@ -86,6 +90,14 @@ def main(config: SampleConfig) -> int:
     """Runs the command."""
     if config.merge:
         return merge(config)
+    try:
+        return _sample(config)
+    except RequestsWritten as written:
+        print(written)
+        return 0
+
+
+def _sample(config: SampleConfig) -> int:
     for name in ("model", "questions", "output"):
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
@@ -100,44 +112,52 @@ def main(config: SampleConfig) -> int:
         "model": digests.of_paths([pathlib.Path(config.model)], whole=False),
         "questions": digests.of_paths([file.path for file in expand(config.questions)], whole=True),
     }
-    with (
-        session.opened(config.device) as (chosen, mesh),
-        open_rows(target, config.resume, without_unused_sharing(config_files.as_dict(config)), fingerprint) as output,
-    ):
+    sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
+    total = len(questions) * config.num_candidates
+    with contextlib.ExitStack() as stack:
+        described = without_unused_sharing(config_files.as_dict(config))
+        output = stack.enter_context(open_rows(target, config.resume, described, fingerprint))
         if output.complete:
             print(f"candidates  {target} is already complete")
             return 0
-        print(f"devices     {devices.describe(chosen)}", flush=True)
-        policy = open_policy(config.model, config.dtype, mesh)
-        prompts = encode_prompts(questions, policy, config.max_new_tokens, config.system_prompt)
-        total = len(questions) * config.num_candidates
-        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
+        output.require("kind of engine", config.engines.kind)
         # Rows at once are the same for every share, and in one process.
         rows = min(config.batch_rows, len(every) * config.num_candidates)
-        sampler = Sampler(policy, sampling, rows, mesh)
+        opened = stack.enter_context(
+            options.opened(
+                *(config.engines, config.model, sampling, config.device),
+                *(rows, config.dtype, functools.partial(print, flush=True)),
+            )
+        )
+        prompts = encode_prompts(
+            questions, opened.tokenizer, opened.longest, config.max_new_tokens, config.system_prompt
+        )
         print(
-            f"model       {config.model}, {policy.config.dtype}, end-of-turn tokens "
-            f"{', '.join(map(str, policy.stops))}\n"
-            f"questions   {len(questions):,} x {config.num_candidates} candidates of at most "
+            f"{opened.text}\nquestions   {len(questions):,} x {config.num_candidates} candidates of at most "
             f"{config.max_new_tokens:,} tokens"
-            + (f"; {output.done:,} questions already complete" if output.done else "")
-            + f"\nrows        {sampler.rows} in parallel",
+            + (f"; {output.done:,} questions already complete" if output.done else ""),
             flush=True,
         )
+        todo, engine = questions[output.done :], opened.engine
         progress = ProgressLine("sampling")
-        show = functools.partial(_show, progress, sampler, total - output.done * config.num_candidates)
+        show = functools.partial(_show, progress, engine.counts, total - output.done * config.num_candidates)
         cut = empty = 0
-        todo = questions[output.done :]
-        sampled = sampler.sample(prompts[output.done :], config.num_candidates, show)
-        for question, candidates in zip(todo, sampled, strict=True):
-            row = candidates_row(question, candidates, policy)
-            output.write(row)
-            cut += sum(candidate.finish == "length" for candidate in candidates)
-            empty += sum(not candidate["text"].strip() for candidate in row["candidates"])
+        found: dict[int, list[Completion]] = {}
+        following = 0
+        for place, candidates in engine.complete(prompts[output.done :], config.num_candidates, show):
+            found[place] = candidates
+            while following in found:
+                row = candidates_row(todo[following], found[following])
+                output.write(row)
+                cut += sum(candidate.finish == "length" for candidate in found.pop(following))
+                empty += sum(not candidate["text"].strip() for candidate in row["candidates"])
+                following += 1
         progress.clear()
-    counts = sampler.counts
+        if isinstance(engine, BatchEngine) and engine.missing:
+            raise RequestsWritten(engine, config.engines.write_requests)
+    counts = engine.counts
     print(
-        f"done        {len(todo):,} questions, {counts.candidates:,} candidates, {counts.tokens:,} tokens in "
+        f"done        {len(todo):,} questions, {counts.completions:,} candidates, {counts.tokens:,} tokens in "
         f"{duration(progress.elapsed)} ({counts.tokens / progress.elapsed:,.1f} tokens/s)\n"
         f"truncated   {cut:,} at {config.max_new_tokens:,} tokens; {empty:,} empty\n"
         f"candidates  {target}"
@@ -176,13 +196,12 @@ def merge(config: SampleConfig) -> int:
     return 0
 
 
-def _show(progress: ProgressLine, sampler: Sampler, total: int) -> None:
-    counts = sampler.counts
+def _show(progress: ProgressLine, counts: EngineCounts, total: int) -> None:
     # Candidates being decoded are half complete on average.
-    fraction = (counts.candidates + counts.live / 2) / total if counts.candidates else 0.0
+    fraction = (counts.completions + counts.live / 2) / total if counts.completions else 0.0
     progress.show(
-        lambda: f"{counts.candidates:,} of {total:,} candidates, {counts.tokens / progress.elapsed:,.1f} tokens/s",
-        fraction,
+        lambda: f"{counts.completions:,} of {total:,} candidates, {counts.tokens / progress.elapsed:,.1f} tokens/s",
+        min(fraction, 1.0),
     )
 
 

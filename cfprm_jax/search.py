@@ -118,7 +118,9 @@ def main(config: SearchConfig) -> int:
             return 0
         print(f"devices     {devices.describe(chosen)}", flush=True)
         policy = open_policy(config.model, config.dtype, mesh)
-        prompts = encode_prompts(questions, policy, config.max_new_tokens, config.system_prompt)
+        prompts = encode_prompts(
+            questions, policy.tokenizer, policy.config.backbone.longest, config.max_new_tokens, config.system_prompt
+        )
         reward: StepReward
         if remote:
             reward = ServerReward(config.reward, os.environ.get("CFPRM_API_KEY", ""))

@@ -35,6 +35,8 @@ ROOMS = (
     "inference",
     "serving",
     "searching",
+    "engines",
+    "labelling",
     "training",
     "run",
     "planning",

@@ -285,7 +285,7 @@ class _Laboratory:
     def _sample(self, name: str, problems: Sequence[Problem], candidates: int, seed: int) -> list[dict[str, Any]]:
         """Rows of a candidates file with "steps"."""
         # transformers takes seconds to import.
-        from cfprm_jax.inference.candidates import candidates_row, encode_prompts
+        from cfprm_jax.inference.candidates import candidates_row, completions, encode_prompts
         from cfprm_jax.inference.policy import open_policy
         from cfprm_jax.inference.sampler import Sampler, Sampling
 
@@ -295,11 +295,16 @@ class _Laboratory:
         ]
         policy = open_policy(self._root / "policy", "float32", self._mesh)
         max_new_tokens = self._encoding.max_length
-        prompts = encode_prompts(questions, policy, max_new_tokens, self._encoding.system_prompt)
+        prompts = encode_prompts(
+            questions, policy.tokenizer, policy.config.backbone.longest, max_new_tokens, self._encoding.system_prompt
+        )
         sampling = Sampling(self._config.sampling_temperature, max_new_tokens=max_new_tokens, seed=seed)
         sampler = Sampler(policy, sampling, min(_BATCH_ROWS, len(questions) * candidates), self._mesh)
         sampled = sampler.sample(prompts, candidates)
-        rows = [candidates_row(question, found, policy) for question, found in zip(questions, sampled, strict=True)]
+        rows = [
+            candidates_row(question, completions(policy, found))
+            for question, found in zip(questions, sampled, strict=True)
+        ]
         separator = self._encoding.separator
         for row in rows:
             for candidate in row["candidates"]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from cfprm_jax.data.candidates import Question
+from cfprm_jax.data.candidates import Candidate, Question
 from cfprm_jax.errors import UserError
 from cfprm_jax.grading.answers import extract, normalise, reference
 from cfprm_jax.grading.processes import Comparer
@@ -104,6 +104,22 @@ class Grader:
             while waiting:
                 first, future = waiting.popleft()
                 yield first, self._counted(first, future.result())
+
+    def verdicts(self, solutions: Iterable[tuple[Candidate, str, str | None]]) -> list[bool | None]:
+        """Whether each solution reaches its reference answer; None where the comparison is stopped.
+
+        Args:
+          solutions: a candidate, the reference answer, and the name of the dataset (see :func:`extract`).
+        """
+
+        def one(solution: tuple[Candidate, str, str | None]) -> bool | None:
+            candidate, answer, dataset = solution
+            if self.name == "none":
+                return candidate.correct
+            predicted = extract(candidate, dataset)
+            return False if predicted is None else self._equal(predicted, reference(answer))
+
+        return list((self._threads.map if self._threads else map)(one, solutions))
 
     def _judgement(self, question: Question) -> Judgement:
         answers = tuple(extract(candidate, question.dataset) for candidate in question.candidates)

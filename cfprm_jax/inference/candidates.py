@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import transformers
 
 from cfprm_jax.config import EncodingConfig
 from cfprm_jax.data.encoding import Encoder
@@ -15,19 +16,43 @@ from cfprm_jax.inference.policy import Policy
 from cfprm_jax.inference.sampler import Generated, Prompt
 
 
+class Completion(NamedTuple):
+    """One sampled text: how many tokens it has, the one that ended it among them, and "stop" or "length"."""
+
+    text: str
+    tokens: int
+    finish: str
+
+
+def completions(policy: Policy, generated: Sequence[Generated]) -> list[Completion]:
+    """The texts of sampled tokens."""
+    solutions = [g.tokens[:-1] if g.finish == "stop" else g.tokens for g in generated]
+    texts = policy.tokenizer.batch_decode(
+        [np.asarray(tokens).tolist() for tokens in solutions], skip_special_tokens=True
+    )
+    return [Completion(text, len(g.tokens), g.finish) for text, g in zip(texts, generated, strict=True)]
+
+
 def encode_prompts(
-    questions: Sequence[QuestionRow], policy: Policy, max_new_tokens: int, system_prompt: str
+    questions: Sequence[QuestionRow],
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    longest: tuple[int, str],
+    max_new_tokens: int,
+    system_prompt: str,
 ) -> list[Prompt]:
     """The prompt of every question, by the policy's chat template.
+
+    Args:
+      longest: most tokens of a sequence, and the key of config.json that bounds them.
 
     Raises:
       UserError: prompts that leave no room for max_new_tokens in the model's context.
     """
-    context, bound = policy.config.backbone.longest
+    context, bound = longest
     room = context - max_new_tokens
     encoding = EncodingConfig(max_length=context, system_prompt=system_prompt)
     items = [(q.question, (), None) for q in questions]
-    encoded = Encoder(policy.tokenizer, encoding, prompts_only=True).encode_many(items)
+    encoded = Encoder(tokenizer, encoding, prompts_only=True).encode_many(items)
     # A prompt over the context comes out empty.
     long = [
         question.source
@@ -42,12 +67,8 @@ def encode_prompts(
     return [Prompt(question.name, prompt.tokens) for question, prompt in zip(questions, encoded, strict=True)]
 
 
-def candidates_row(question: QuestionRow, candidates: Sequence[Generated], policy: Policy) -> dict[str, Any]:
+def candidates_row(question: QuestionRow, candidates: Sequence[Completion]) -> dict[str, Any]:
     """The row of a question in a candidates file (docs/candidates.md)."""
-    solutions = [c.tokens[:-1] if c.finish == "stop" else c.tokens for c in candidates]
-    texts = policy.tokenizer.batch_decode(
-        [np.asarray(tokens).tolist() for tokens in solutions], skip_special_tokens=True
-    )
     dataset = {} if question.dataset is None else {"dataset": question.dataset}
     return {
         "id": question.id,
@@ -56,7 +77,6 @@ def candidates_row(question: QuestionRow, candidates: Sequence[Generated], polic
         "answer": question.answer,
         **question.rest,
         "candidates": [
-            {"text": text, "finish": candidate.finish, "tokens": len(candidate.tokens)}
-            for text, candidate in zip(texts, candidates, strict=True)
+            {"text": candidate.text, "finish": candidate.finish, "tokens": candidate.tokens} for candidate in candidates
         ],
     }

@@ -113,6 +113,46 @@ def prefill(config: PRMConfig, params: DecoderParams, tokens: Int[Array, " lengt
     return KeysValues(tuple(keys), tuple(values))
 
 
+def prefill_block(
+    config: PRMConfig,
+    params: DecoderParams,
+    sequence: KeysValues,
+    tokens: Int[Array, " block"],
+    block: Int[Array, ""],
+) -> KeysValues:
+    """Keys and values of one sequence, with one more block of its tokens.
+
+    What a token gets depends on those before it alone, to the bit, so that a sequence can be continued from any block
+    of another one with the same tokens before it.
+
+    Args:
+      sequence: a cache of one row, which holds the blocks before.
+      tokens: BLOCK of them. What stands after a prompt's end changes nothing before it.
+      block: place of the block.
+    """
+    net = config.backbone
+    cosine, sine = rotary_angles((block * BLOCK + jnp.arange(BLOCK))[None], net)
+    places = jnp.arange(sequence.blocks)[:, None, None]
+    causal = jnp.tril(jnp.ones((BLOCK, BLOCK), bool))
+    seen = (places < block) | ((places == block) & causal)
+    x = params.embedding[tokens][None].astype(config.dtype)
+    keys, values = [], []
+
+    def mix(held: tuple[jax.Array, jax.Array], q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        corner = (block, 0, 0, 0, 0)
+        held_k = jax.lax.dynamic_update_slice(held[0], k[:, None].transpose(1, 0, 3, 4, 2), corner)
+        held_v = jax.lax.dynamic_update_slice(held[1], v[:, None].transpose(1, 0, 3, 2, 4), corner)
+        keys.append(held_k)
+        values.append(held_v)
+        # Every query is a row of its own, which sees the keys of the one sequence.
+        groups = q[0].reshape(BLOCK, net.num_key_value_heads, -1, net.head_dim)
+        return _attend(groups, ((held_k, held_v, seen),)).reshape(q.shape)
+
+    for layer, held in zip(params.layers, zip(*sequence, strict=True), strict=True):
+        x = DecoderLayer(config, layer)(x, cosine, sine, functools.partial(mix, held))
+    return KeysValues(tuple(keys), tuple(values))
+
+
 def insert(cache: KeysValues, sequence: KeysValues, rows: Int[Array, " count"]) -> KeysValues:
     """The cache with one sequence at the front of some rows; row numbers beyond the last are none."""
 
@@ -218,27 +258,46 @@ def _attend(
     """Attention of one query a head, the softmax in float32.
 
     Args:
-      parts: keys, values, and [blocks, rows, columns] which of them a row sees; at least one over all parts.
+      parts: keys, values, and [blocks, rows, columns] which of them a row sees; at least one over all parts. Keys
+        and values of one row are seen by all rows.
     """
     precision = matmul_precision(q.dtype)
     q = (q * q.shape[-1] ** -0.5).astype(q.dtype)
 
+    def product(form: str, one: jax.Array, other: jax.Array) -> jax.Array:
+        return jnp.einsum(form, one, other, precision=precision, preferred_element_type=jnp.float32)
+
     def logits(keys: jax.Array, seen: jax.Array) -> jax.Array:
         each = jnp.broadcast_to(q, (len(keys), *q.shape))
-        products = jnp.einsum("brkgd,brkdt->brkgt", each, keys, precision=precision, preferred_element_type=jnp.float32)
+        if keys.shape[1] == 1 < len(q):
+            products = _rows_last(product("bkid,bkdt->bkit", _rows_first(each), keys[:, 0]), len(q))
+        else:
+            products = product("brkgd,brkdt->brkgt", each, keys)
         return jnp.where(seen[:, :, None, None], products, jnp.finfo(jnp.float32).min)
+
+    def mix(weights: jax.Array, values: jax.Array) -> jax.Array:
+        if values.shape[1] == 1 < len(q):
+            return _rows_last(product("bkit,bktd->bkid", _rows_first(weights), values[:, 0]), len(q))
+        return product("brkgt,brktd->brkgd", weights, values)
 
     every = [logits(keys, seen) for keys, _, seen in parts]
     largest = functools.reduce(jnp.maximum, [_fold(jnp.maximum, z.max(axis=-1)) for z in every])
     weights = [jnp.exp(z - largest[..., None]) for z in every]
     total = functools.reduce(jnp.add, [_fold(jnp.add, w.sum(axis=-1)) for w in weights])
-    mixed = [
-        jnp.einsum(
-            "brkgt,brktd->brkgd", w.astype(q.dtype), values, precision=precision, preferred_element_type=jnp.float32
-        )
-        for w, (_, values, _) in zip(weights, parts, strict=True)
-    ]
+    mixed = [mix(w.astype(q.dtype), values) for w, (_, values, _) in zip(weights, parts, strict=True)]
     return (functools.reduce(jnp.add, [_fold(jnp.add, m) for m in mixed]) / total[..., None]).astype(q.dtype)
+
+
+def _rows_first(array: jax.Array) -> jax.Array:
+    """[blocks, rows, kv_heads, group, n] to [blocks, kv_heads, rows * group, n]."""
+    blocks, _, kv_heads, _, size = array.shape
+    return array.transpose(0, 2, 1, 3, 4).reshape(blocks, kv_heads, -1, size)
+
+
+def _rows_last(array: jax.Array, rows: int) -> jax.Array:
+    """Back from :func:`_rows_first`."""
+    blocks, kv_heads, _, size = array.shape
+    return array.reshape(blocks, kv_heads, rows, -1, size).transpose(0, 2, 1, 3, 4)
 
 
 def _fold(function: Callable[[jax.Array, jax.Array], jax.Array], array: jax.Array) -> jax.Array:

@@ -29,7 +29,10 @@ _FINGERPRINT = "fingerprint"
 RESOLVED = "resolved"
 # Flags that no row depends on, and those whose contents are fingerprinted.
 FREE_FLAGS = frozenset(
-    {"resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"}
+    {
+        *("resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"),
+        *("engine", "concurrency", "request_seconds", "request_retries", "write_requests", "completions"),
+    }
 )
 
 
@@ -60,6 +63,14 @@ class RowFile:
                 f"{name} {value}: choose another file"
             )
         atomic.write_json(self._beside, {**held, RESOLVED: {**resolved, name: value}})
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows that were there already, of a file that is not complete."""
+        if self._file is not None:
+            self._file.seek(0)
+            for _ in range(self.done):
+                yield json.loads(self._file.readline())
+            self._file.seek(0, 2)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends one row and flushes it to the operating system."""

@@ -1,6 +1,8 @@
 """Candidates from a policy: many rows decode at once, and a row that has finished takes the next candidate.
 
-A prompt is computed once for all its candidates; each row then starts from a copy of its keys and values. Rows decode
+A prompt is computed once for all its candidates; each row then starts from a copy of its keys and values. What a prompt
+shares with the one before it is not computed again, so prompts in depth-first order, a longer one before its own
+prefixes, are computed as the tree that they are: by blocks, a branch from the border of one. Rows decode
 for a few tokens on the device, by themselves; then the host takes out what has finished and gives the row the next
 candidate, of the same question or a later one. Shapes are those of the row count and of a few cache lengths, so the
 decode step compiles once a length, whatever comes.
@@ -34,8 +36,6 @@ from cfprm_jax.sharding import rules
 
 # Rows a device are a multiple of this: with three, XLA's CPU kernels let the last bit depend on the cache's length.
 _FEWEST = 8
-# Shortest prompt that is computed; longer ones are padded to twice, four times, ... as much.
-_SHORTEST = 32
 # In place of a token, where logits are not finite.
 _NOT_FINITE = -2
 # Host state of a row, as one array to send at once.
@@ -69,12 +69,13 @@ class Sampling:
 
 @dataclasses.dataclass
 class SamplingCounts:
-    """What was done so far."""
+    """What was done so far; prefilled are the tokens that were computed for prompts, padding among them."""
 
     candidates: int = 0
     tokens: int = 0
     live: int = 0
     steps: int = 0
+    prefilled: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Sampler:
           report: called after every few tokens.
         """
         run = _Run(prompts, candidates, self.rows, self._sampling, frozenset(self._policy.stops), self.counts)
-        cache = _Cache(self._policy, self.rows, self._mesh)
+        cache = _Cache(self._policy, self.rows, self._mesh, self.counts)
         while run.refill(cache):
             cache.fit(int(run.state[_POSITION].max()) + 2 * STRIDE)
             cache.content, tokens = _decode(
@@ -144,23 +145,16 @@ class Sampler:
 class _Cache:
     """Keys and values of all rows on the device, and those of the prompts that rows still start from."""
 
-    def __init__(self, policy: Policy, rows: int, mesh: Mesh | None) -> None:
-        self._policy, self._mesh, self._rows = policy, mesh, rows
-        self._prompt: tuple[int, KeysValues | None] = (-1, None)
-        net, dtype = policy.config.backbone, jnp.dtype(policy.config.dtype)
-        make = jax.jit(
-            lambda: decoder.empty(net, 1, rows, BLOCK, dtype),
-            out_shardings=None if mesh is None else _cache_sharding(mesh, net.num_key_value_heads),
-        )
-        self.content: KeysValues = make()
+    def __init__(self, policy: Policy, rows: int, mesh: Mesh | None, counts: SamplingCounts) -> None:
+        self._policy, self._mesh, self._rows, self._counts = policy, mesh, rows, counts
+        self.content: KeysValues = _empty(policy.config, mesh, rows)
+        # The last prompt: its tokens but one, with their keys and values, which rows start from.
+        self._tokens = np.zeros(0, np.int32)
+        self._sequence: KeysValues = _empty(policy.config, mesh, 1)
 
-    def start(self, number: int, prompt: Int32[np.ndarray, " length"], rows: Sequence[int]) -> None:
+    def start(self, prompt: Int32[np.ndarray, " length"], rows: Sequence[int]) -> None:
         """Put a prompt's keys and values into rows; its last token is left for the first decode step."""
-        if self._prompt[0] != number:
-            kept = len(prompt) - 1
-            padded = np.zeros(_prompt_length(kept), np.int32)
-            padded[:kept] = prompt[:kept]
-            self._prompt = number, _prefill(self._policy.config, self._policy.params, padded)
+        self._prefill(prompt[:-1])
         self.fit(len(prompt), shrink=False)
         # Few sizes, each compiled once; numbers beyond the last row go nowhere.
         count = 4
@@ -168,7 +162,27 @@ class _Cache:
             count *= 4
         places = np.full(count, self._rows, np.int32)
         places[: len(rows)] = rows
-        self.content = _insert(self._mesh, self.content, self._prompt[1], places)
+        self.content = _insert(self._mesh, self.content, self._sequence, places)
+
+    def _prefill(self, tokens: Int32[np.ndarray, " length"]) -> None:
+        """Have the sequence begin with these tokens; only blocks in which it does not are computed."""
+        both = min(len(tokens), len(self._tokens))
+        differing = np.flatnonzero(tokens[:both] != self._tokens[:both])
+        shared = int(differing[0]) if len(differing) else both
+        if shared == len(tokens):
+            return
+        self._tokens = tokens
+        wanted = _cache_blocks(len(tokens))
+        if wanted > self._sequence.blocks:
+            self._sequence = _resize(self._mesh, self._sequence, wanted)
+        padded = np.zeros(-(-len(tokens) // BLOCK) * BLOCK, np.int32)
+        padded[: len(tokens)] = tokens
+        for block in range(shared // BLOCK, len(padded) // BLOCK):
+            own = padded[block * BLOCK : (block + 1) * BLOCK]
+            self._sequence = _prefill(
+                self._policy.config, self._mesh, self._policy.params, self._sequence, own, np.int32(block)
+            )
+            self._counts.prefilled += BLOCK
 
     def fit(self, length: int, shrink: bool = True) -> None:
         """Resizes the cache for at least length columns."""
@@ -223,7 +237,7 @@ class _Run:
                 following[1],
             )
         for question, rows in begun.items():
-            cache.start(question, self._prompts[question].tokens, rows)
+            cache.start(self._prompts[question].tokens, rows)
         self._counts.live = sum(owner is not None for owner in self._owner)
         return self._counts.live > 0
 
@@ -272,14 +286,6 @@ def _name_hash(name: str) -> int:
     return int.from_bytes(digests.raw(name)[:4], "little", signed=True)
 
 
-def _prompt_length(length: int) -> int:
-    """What a prompt is padded to: few lengths, as each compiles."""
-    padded = _SHORTEST
-    while padded < length:
-        padded *= 2
-    return padded
-
-
 def _cache_blocks(columns: int) -> int:
     """The size in blocks of the smallest cache for a number of columns: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... blocks."""
     blocks = -(-columns // BLOCK)
@@ -289,22 +295,37 @@ def _cache_blocks(columns: int) -> int:
     return power * 3 // 4 if power >= 4 and blocks <= power * 3 // 4 else power
 
 
-def _cache_sharding(mesh: Mesh, kv_heads: int) -> NamedSharding:
+def _empty(config: PRMConfig, mesh: Mesh | None, rows: int) -> KeysValues:
+    """A cache of one block."""
+    net, dtype = config.backbone, jnp.dtype(config.dtype)
+    where = None if mesh is None else _cache_sharding(mesh, net.num_key_value_heads, rows)
+    return jax.jit(lambda: decoder.empty(net, 1, rows, BLOCK, dtype), out_shardings=where)()
+
+
+def _cache_sharding(mesh: Mesh, kv_heads: int, rows: int) -> NamedSharding:
     heads = "tensor" if kv_heads % mesh.shape["tensor"] == 0 else None
-    return NamedSharding(mesh, PartitionSpec(None, rules.ROW_AXES, heads))
+    return NamedSharding(mesh, PartitionSpec(None, None if rows == 1 else rules.ROW_AXES, heads))
 
 
 def _placed(mesh: Mesh | None, cache: KeysValues) -> KeysValues:
     """Where a cache belongs, so that every step finds it where it left it."""
     if mesh is None:
         return cache
-    where = _cache_sharding(mesh, cache.values[0].shape[2])
+    _, rows, kv_heads, *_ = cache.values[0].shape
+    where = _cache_sharding(mesh, kv_heads, rows)
     return jax.tree.map(lambda array: jax.lax.with_sharding_constraint(array, where), cache)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _prefill(config: PRMConfig, params: DecoderParams, tokens: Int[Array, " length"]) -> KeysValues:
-    return decoder.prefill(config, params, tokens)
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _prefill(
+    config: PRMConfig,
+    mesh: Mesh | None,
+    params: DecoderParams,
+    sequence: KeysValues,
+    tokens: Int[Array, " block"],
+    block: Int[Array, ""],
+) -> KeysValues:
+    return _placed(mesh, decoder.prefill_block(config, params, sequence, tokens, block))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

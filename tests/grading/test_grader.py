@@ -81,6 +81,18 @@ def test_what_takes_too_long_is_wrong_reported_and_not_tried_with_every_other_an
     ]
 
 
+def test_verdicts_of_single_solutions_have_none_for_what_takes_too_long():
+    texts = [
+        Candidate(text=text) for text in ("The answer is 2.", "So \\boxed{12}", "Nothing.", "\\boxed{9^{9^{9^{9}}}}")
+    ]
+    with Grader("math_verify", seconds=0.5) as grader:
+        # 12 has the digit 2, and is not 2.
+        assert grader.verdicts((one, "2", None) for one in texts[:3]) == [True, False, False]
+        assert grader.verdicts([(texts[3], "x+1", None)]) == [None]
+    with Grader("none") as grader:
+        assert grader.verdicts([(Candidate(text="", correct=True), "2", None), (texts[0], "2", None)]) == [True, None]
+
+
 def test_other_opinions_are_counted_and_listed():
     item = question("50", *predicted("50", "50.0", "49", correct=True), *predicted("50.0", correct=True))
     _, report = judge("exact", item)

@@ -14,6 +14,18 @@ from cfprm_jax.models.backbone import Backbone
 from cfprm_jax.models.rope_scaling import Llama3Scaling
 
 
+def prefilled(policy, tokens):
+    """Keys and values of a sequence, in blocks of a cache that has one more."""
+    blocks = -(-max(len(tokens), 1) // BLOCK)
+    padded = np.full(blocks * BLOCK, 7, np.int32)
+    padded[: len(tokens)] = tokens
+    sequence = decoder.empty(policy.config.backbone, blocks + 1, 1, BLOCK, jnp.dtype(policy.config.dtype))
+    fill = jax.jit(lambda *arguments: decoder.prefill_block(policy.config, policy.params, *arguments))
+    for block in range(blocks):
+        sequence = fill(sequence, padded[block * BLOCK : (block + 1) * BLOCK], block)
+    return sequence
+
+
 def decode(policy, prompts, following, blocks=1, rows=None):
     """Logits [steps, prompts, vocab] of the given tokens after prompts of several lengths, in eight rows."""
     config, params = policy.config, policy.params
@@ -22,10 +34,7 @@ def decode(policy, prompts, following, blocks=1, rows=None):
     cache = decoder.empty(config.backbone, blocks, 8, BLOCK, dtype)
     token, prompt_columns = np.zeros(8, np.int32), np.zeros(8, np.int32)
     for row, prompt in zip(rows, prompts, strict=True):
-        padded = np.full(32 if len(prompt) <= 32 else 256, 7, np.int32)
-        padded[: len(prompt) - 1] = prompt[:-1]
-        sequence = jax.jit(lambda tokens: decoder.prefill(config, params, tokens))(padded)
-        cache = jax.jit(decoder.insert)(cache, sequence, np.array([row, 8]))
+        cache = jax.jit(decoder.insert)(cache, prefilled(policy, prompt[:-1]), np.array([row, 8]))
         token[row], prompt_columns[row] = prompt[-1], len(prompt) - 1
     place = Place(prompt_columns, prompt_columns.copy())
     step, extend = jax.jit(lambda *arguments: decoder.step(config, params, *arguments)), jax.jit(decoder.extend)
@@ -113,9 +122,29 @@ def test_prompts_and_solutions_over_several_blocks(make_language_model, one_devi
         np.testing.assert_allclose(found[:, 0], expected[size - 1 :], rtol=2e-4, atol=2e-4)
 
 
+def test_a_sequence_is_continued_from_any_block_to_the_bit(make_policy):
+    """What a token's keys and values are depends on the tokens before it alone, and not on the room."""
+    policy = make_policy()
+    tokens = np.random.default_rng(2).integers(0, 19, 3 * BLOCK).astype(np.int32)
+    whole = prefilled(policy, tokens)
+    fill = jax.jit(lambda *arguments: decoder.prefill_block(policy.config, policy.params, *arguments))
+    other = tokens[BLOCK : 2 * BLOCK].copy()
+    other[40:] = 3
+    branch = fill(whole, other, 1)
+    again = fill(branch, tokens[BLOCK : 2 * BLOCK], 1)
+    for kept, changed, back in zip(*map(jax.tree.leaves, (whole, branch, again)), strict=True):
+        np.testing.assert_array_equal(back, kept)
+        np.testing.assert_array_equal(changed[0], kept[0])
+        assert (np.asarray(changed[1]) != np.asarray(kept[1])).any()
+    for values, changed in zip(whole.values, branch.values, strict=True):
+        np.testing.assert_array_equal(changed[1, :, :, :40], values[1, :, :, :40])
+    for one, wider in zip(*map(jax.tree.leaves, (prefilled(policy, tokens[:BLOCK]), whole)), strict=True):
+        np.testing.assert_array_equal(one[0], wider[0])
+
+
 def test_blocks_can_be_added_and_taken_away(make_policy, case):
     policy, (prompts, _) = make_policy(), case
-    sequence = decoder.prefill(policy.config, policy.params, prompts[2])
+    sequence = prefilled(policy, prompts[2])
     cache = decoder.insert(decoder.empty(policy.config.backbone, 1, 2, BLOCK, jnp.float32), sequence, np.array([1]))
     grown = decoder.resize(cache, 3)
     assert grown.blocks == 3 and not any(np.asarray(array[1:]).any() for array in jax.tree.leaves(grown))

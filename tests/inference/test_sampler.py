@@ -72,6 +72,24 @@ def test_a_candidate_is_the_same_in_any_company(make_policy):
     assert sampled(policy, prompts, 6, **{**options, "seed": 6}) != expected
 
 
+def test_prefixes_of_one_solution_are_computed_once(make_policy):
+    """In depth-first order, longest first, every block of the tree is computed once; the candidates stay the same."""
+    policy = make_policy()
+    long, other = (prompt.tokens for prompt in prompts_of([300, 290]))
+    other = np.concatenate([long[:150], other[150:]])
+    prompts = [Prompt(f"p{size}", long[:size]) for size in (300, 200, 130, 40)] + [Prompt("o", other)]
+    options = {"max_new_tokens": 6, "seed": 2}
+    alone = [sampled(policy, [prompt], 3, **options)[0] for prompt in prompts]
+    sampler = Sampler(policy, Sampling(**options), 8)
+    together = list(sampler.sample(prompts, 3))
+    assert [[(g.tokens.tolist(), g.finish) for g in question] for question in together] == alone
+    # Three blocks of the first, and the second and third of the one that branches off in the second.
+    assert sampler.counts.prefilled == (3 + 2) * 128
+    sampler = Sampler(policy, Sampling(**options), 8)
+    list(sampler.sample(prompts[:4], 3))
+    assert sampler.counts.prefilled == 3 * 128 < sum(len(prompt.tokens) for prompt in prompts[:4])
+
+
 def test_rows_over_eight_devices_give_the_same(make_policy):
     policy = make_policy(vocab_size=20)
     mesh = rules.make_mesh(DeviceConfig(mesh="data=2,fsdp=2,tensor=2"), jax.devices()[:8])

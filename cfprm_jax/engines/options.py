@@ -1,0 +1,111 @@
+"""Where a policy runs: flags, and the engine that they name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import transformers
+
+from cfprm_jax.config import LONGEST_WAIT, DeviceConfig
+from cfprm_jax.engines.batch import BatchEngine
+from cfprm_jax.engines.engine import Engine, open_tokenizer
+from cfprm_jax.engines.local import LocalEngine
+from cfprm_jax.engines.server import ServerEngine
+from cfprm_jax.errors import UserError
+from cfprm_jax.inference.policy import open_policy
+from cfprm_jax.inference.sampler import Sampler, Sampling
+from cfprm_jax.options import Options, option
+from cfprm_jax.sharding import session
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig(Options):
+    """Policies that run elsewhere; --model then names a directory with their config.json and tokenizer."""
+
+    engine: str = option(
+        "", "A server with OpenAI's completions, http://HOST:PORT/v1, such as vLLM or SGLang; empty samples here."
+    )
+    engine_model: str = option("", "Name of the policy in requests; empty is the only one of the server.")
+    concurrency: int = option(64, "--engine: requests at once.", lower=1, upper=1 << 12)
+    request_seconds: float = option(600.0, "--engine: time limit of a reply.", lower=0.1, upper=LONGEST_WAIT)
+    request_retries: int = option(
+        5, "--engine: times that a request is sent again, after waits that double.", lower=0, upper=1000
+    )
+    write_requests: str = option(
+        "", "File for requests in batch form, in place of sampling: those that --completions lacks."
+    )
+    completions: tuple[str, ...] = option((), "Results of all requests written so far.", kind="list")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.engine and (self.write_requests or self.completions):
+            raise UserError("--engine samples at once, --write_requests and --completions work with files: give one")
+
+    @property
+    def batch(self) -> bool:
+        """Whether rollouts come from files."""
+        return bool(self.write_requests or self.completions)
+
+    @property
+    def kind(self) -> str:
+        """What completions depend on: those of one kind go on in a file, wherever they are made."""
+        return "requests" if self.elsewhere else "this process"
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the policy does not run in this process."""
+        return bool(self.engine) or self.batch
+
+
+class Opened(NamedTuple):
+    """An engine, and what turns texts into its tokens.
+
+    Attributes:
+      longest: most tokens of a sequence, and the key of config.json that bounds them.
+      text: lines that describe it.
+    """
+
+    engine: Engine
+    tokenizer: transformers.PreTrainedTokenizerBase
+    longest: tuple[int, str]
+    text: str
+
+
+@contextlib.contextmanager
+def opened(
+    config: EngineConfig,
+    model: str,
+    sampling: Sampling,
+    device: DeviceConfig,
+    batch_rows: int,
+    dtype: str,
+    log: Callable[[str], None],
+) -> Iterator[Opened]:
+    """The engine that flags name; devices are looked for only where it samples in this process.
+
+    Raises:
+      UserError: no such model, engine, or files.
+    """
+    if config.elsewhere:
+        tokenizer, longest = open_tokenizer(model)
+        engine: Engine
+        if config.engine:
+            limits = (config.concurrency, config.request_seconds, config.request_retries)
+            engine = ServerEngine(config.engine, config.engine_model, sampling, *limits)
+            text = f"model       {engine.name} at {config.engine}, {config.concurrency} requests at once"
+        else:
+            engine = BatchEngine(config.engine_model or model, sampling, config.completions)
+            text = f"model       {engine.name}, by files of requests and completions"
+        yield Opened(engine, tokenizer, longest, text)
+        return
+    with session.opened(device, log) as (_, mesh):
+        policy = open_policy(model, dtype, mesh)
+        sampler = Sampler(policy, sampling, batch_rows, mesh)
+        text = (
+            f"model       {model}, {policy.config.dtype}, end-of-turn tokens {', '.join(map(str, policy.stops))}\n"
+            f"rows        {sampler.rows} in parallel"
+        )
+        yield Opened(LocalEngine(model, policy, sampler), policy.tokenizer, policy.config.backbone.longest, text)

@@ -1,0 +1,74 @@
+"""Requests and replies of OpenAI's /v1/completions, for a server and for batch files alike.
+
+A request has one completion, whose seed depends on the run's seed, the prompt's name and the completion's number. So
+the first four of eight completions are those of four, whatever the server does with "n". The prompt is token ids: text
+would be tokenised again, and not always to the same ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cfprm_jax.inference.candidates import Completion
+from cfprm_jax.inference.sampler import Prompt, Sampling
+from cfprm_jax.runtime import digests
+
+
+class BadReplyError(Exception):
+    """A reply that is no completion; its text has what was found."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What all requests have in common.
+
+    Attributes:
+      model: name of the policy at the server.
+    """
+
+    model: str
+    sampling: Sampling
+
+    def body(self, prompt: Prompt, number: int) -> dict[str, Any]:
+        """The request of one completion."""
+        sampling = self.sampling
+        seed = int.from_bytes(digests.raw(f"{sampling.seed}\n{prompt.name}\n{number}")[:4], "little") >> 1
+        extra = {"top_k": sampling.top_k} if sampling.top_k else {}
+        return {
+            "model": self.model,
+            "prompt": prompt.tokens.tolist(),
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            **extra,
+            "n": 1,
+            "seed": seed,
+        }
+
+
+def request_name(prompt: Prompt, number: int) -> str:
+    """The custom_id of a completion in a batch file."""
+    return f"{digests.of_text(prompt.name)[:32]}-{number}"
+
+
+def completion(reply: Any) -> Completion:
+    """The one completion of a reply.
+
+    Raises:
+      BadReplyError: it is of another form.
+    """
+    choices = reply.get("choices") if isinstance(reply, Mapping) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+        raise BadReplyError(f"expected one choice, found {reply!r:.120}")
+    text, finish = choices[0].get("text"), choices[0].get("finish_reason")
+    if not isinstance(text, str):
+        raise BadReplyError(f'"text" is {text!r:.80}, expected a string')
+    if finish not in ("stop", "length"):
+        raise BadReplyError(f'"finish_reason" is {finish!r:.80}, expected "stop" or "length"')
+    usage = reply.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise BadReplyError(f'"usage" has no "completion_tokens": {usage!r:.80}')
+    return Completion(text, tokens, finish)

@@ -1,0 +1,80 @@
+"""python -m cfprm_jax.label: step labels from rollouts of a policy, a search tree, or a judge."""
+
+from __future__ import annotations
+
+from cfprm_jax.runtime import process
+
+if __name__ == "__main__":
+    process.start()
+
+import functools
+import pathlib
+import sys
+from typing import Any
+
+from cfprm_jax import flags
+from cfprm_jax.engines.batch import RequestsWritten
+from cfprm_jax.errors import UserError
+from cfprm_jax.labelling import run
+from cfprm_jax.labelling.options import LabelConfig
+from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime.regular_files import check_output
+
+
+def main(config: LabelConfig) -> int:
+    """The command. See :class:`LabelConfig`."""
+    judging = config.what.method == "consensus"
+    requests_only = judging and bool(config.consensus.write_judge_requests)
+    for name in ("input", *(() if judging else ("model",)), *(() if requests_only else ("output",))):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is empty")
+    if judging and not (requests_only or config.consensus.judge):
+        raise UserError("--method=consensus needs --judge, or --write_judge_requests to ask one")
+    if not requests_only:
+        check_output(config.output, "--output")
+        output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    if judging:
+        _show_consensus(config, run.consensus(config))
+        return 0
+    try:
+        _show(config, run.label(config, functools.partial(print, flush=True)))
+    except RequestsWritten as written:
+        print(written)
+    return 0
+
+
+def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
+    this, cost = summary["this_run"], summary["cost_against_a_full_sweep"]
+    lines = [
+        f"done        {summary['rows']:,} rows of {summary['questions']:,} questions "
+        f"({summary['omitted_questions']:,} omitted by their rate); {len(summary['bad_rows']):,} bad rows",
+        f"rollouts    {summary['rollouts']:,} from {summary['prefixes']:,} prefixes, {summary['tokens']:,} tokens"
+        + (f"; {cost:.1%} of a full sweep" if cost is not None else ""),
+        f"cut         {summary['cut_rollouts']:,} at {config.max_new_tokens:,} tokens; "
+        f"{summary['rollouts_without_verdict']:,} without a verdict; "
+        f"{summary['prefixes_too_long']:,} prefixes too long",
+        f"violations  {summary['violations']:,} solutions with a success after a step without one",
+    ]
+    if this["share_computed"] is not None:
+        lines.append(
+            f"prefill     {this['prompt_tokens_computed']:,} tokens, {this['share_computed']:.1%} of one prefill "
+            "a rollout"
+        )
+    print("\n".join([*lines, f"rows        {config.output}"]))
+
+
+def _show_consensus(config: LabelConfig, summary: dict[str, Any]) -> None:
+    if "requests" in summary:
+        print(f"requests    {summary['requests']:,} in {config.consensus.write_judge_requests}")
+        return
+    share = "" if summary["share_kept"] is None else f" ({summary['share_kept']:.1%})"
+    print(f"kept        {summary['kept']:,} of {summary['judged']:,} judged rows{share}")
+    print(f"no verdict  {sum(summary['without_verdict'].values()):,}")
+    print("confusion   first error by counts, by judge (-1: none), rows")
+    for entry in summary["confusion"]:
+        print(f"            {entry['counts']:>4} {entry['judge']:>4} {entry['rows']:>8,}")
+    print(f"rows        {config.output}")
+
+
+if __name__ == "__main__":
+    sys.exit(flags.run(LabelConfig, main))

@@ -1,0 +1,154 @@
+"""Questions and the solutions to label: candidates files, stepwise rows with an answer, or questions alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cfprm_jax.data.candidates import Candidate, parse_question
+from cfprm_jax.data.formats.files import Paths, expand, rows
+from cfprm_jax.data.question_files import QuestionRow, parse_row
+from cfprm_jax.data.steps import split_steps
+from cfprm_jax.errors import UserError
+from cfprm_jax.runtime import digests
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """One solution of a question.
+
+    Attributes:
+      number: its place among the question's.
+      steps: at least one.
+      correct: whether it reaches the answer; None where that is not known.
+    """
+
+    number: int
+    steps: tuple[str, ...]
+    correct: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """A question with the solutions to label.
+
+    Attributes:
+      candidates: every solution as it was read, those without a step among them.
+      rate: (solutions that reach the answer, solutions with a verdict).
+    """
+
+    question: QuestionRow
+    candidates: tuple[Candidate, ...]
+    solutions: tuple[Solution, ...] = ()
+    rate: tuple[int, int] = (0, 0)
+
+
+Skip = Callable[[str], None]
+"""Called with the error of a bad row: raises, or counts it."""
+
+
+def read_solutions(paths: Paths, separator: str, skip: Skip) -> Iterator[Labelled]:
+    """The questions of candidates files and of stepwise rows, in file order; correctness is that of the rows.
+
+    Consecutive stepwise rows of one prompt are solutions of one question.
+
+    Args:
+      separator: between the steps of a candidate that has none.
+
+    Raises:
+      UserError: a file that is missing, empty or damaged, or a question that occurs twice.
+    """
+    seen: dict[str, str] = {}
+    for is_stepwise, group in itertools.groupby(_rows(paths, skip), lambda pair: _group(pair[0])):
+        for one in [list(group)] if is_stepwise else ([pair] for pair in group):
+            try:
+                question, candidates = (_stepwise if is_stepwise else _candidates)(one)
+            except UserError as error:
+                skip(str(error))
+                continue
+            if question.name in seen:
+                raise UserError(f'{question.source}: "id" {question.id!r} was already that of {seen[question.name]}')
+            seen[question.name] = question.source
+            yield Labelled(question, candidates, tuple(_solutions(candidates, separator)))
+
+
+def read_questions(paths: Paths, skip: Skip) -> Iterator[Labelled]:
+    """The questions of files, without solutions: for a search tree, which makes its own."""
+    seen: set[str] = set()
+    for file in expand(paths):
+        for number, row in enumerate(rows(file), 1):
+            source = f"{file.name}:{row.line}"
+            try:
+                if row.data is None:
+                    raise UserError(f"{source}: {row.reason}")
+                question = parse_row(row.data, source, f"{file.path.name.partition('.')[0]}/{number}")
+            except UserError as error:
+                skip(str(error))
+                continue
+            if question.name in seen:
+                raise UserError(f'{source}: "id" {question.id!r} occurs twice')
+            seen.add(question.name)
+            yield Labelled(question, ())
+
+
+def with_correctness(labelled: Labelled, verdicts: list[bool | None]) -> Labelled:
+    """The question with what a grader found of each candidate."""
+    known = [verdict for verdict in verdicts if verdict is not None]
+    solutions = tuple(dataclasses.replace(one, correct=verdicts[one.number]) for one in labelled.solutions)
+    return dataclasses.replace(labelled, solutions=solutions, rate=(sum(known), len(known)))
+
+
+def _rows(paths: Paths, skip: Skip) -> Iterator[tuple[dict[str, Any], str]]:
+    for file in expand(paths):
+        for row in rows(file):
+            source = f"{file.name}:{row.line}"
+            if row.data is None:
+                skip(f"{source}: {row.reason}")
+            else:
+                yield row.data, source
+
+
+def _group(row: dict[str, Any]) -> Any:
+    """Rows of one value are a question, unless it is None."""
+    return ("prompt", str(row["prompt"])) if "prompt" in row and "completions" in row else None
+
+
+def _candidates(pairs: list[tuple[dict[str, Any], str]]) -> tuple[QuestionRow, tuple[Candidate, ...]]:
+    ((row, source),) = pairs
+    one = parse_question(row, source)
+    if not one.answer.strip():
+        raise UserError(f'{source}: "answer" is empty, and rollouts are compared with it')
+    question = QuestionRow(one.id, one.question, one.answer, one.dataset, source)
+    return question, one.candidates
+
+
+def _stepwise(pairs: list[tuple[dict[str, Any], str]]) -> tuple[QuestionRow, tuple[Candidate, ...]]:
+    row, source = pairs[0]
+    prompt, answer = row["prompt"], row.get("answer")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise UserError(f'{source}: "prompt" is not a question')
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    if not isinstance(answer, str) or not answer.strip():
+        raise UserError(f'{source}: no "answer", and rollouts are compared with it')
+    own = row.get("id")
+    name = own if isinstance(own, str | int) and not isinstance(own, bool) else digests.of_text(prompt)[:16]
+    dataset = row.get("dataset") if isinstance(row.get("dataset"), str) else None
+    found = []
+    for other, where in pairs:
+        steps, correct = other["completions"], other.get("correct")
+        if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps) or not steps:
+            raise UserError(f'{where}: "completions" is not a list of steps')
+        if correct is not None and not isinstance(correct, bool):
+            raise UserError(f'{where}: "correct" is {correct!r:.40}, expected true, false or null')
+        found.append(Candidate(steps=tuple(steps), correct=correct))
+    return QuestionRow(name, prompt, answer, dataset, source), tuple(found)
+
+
+def _solutions(candidates: tuple[Candidate, ...], separator: str) -> Iterator[Solution]:
+    for number, candidate in enumerate(candidates):
+        steps = candidate.steps if candidate.steps is not None else split_steps(candidate.text or "", separator)
+        if steps:
+            yield Solution(number, tuple(steps), candidate.correct)

@@ -1,0 +1,151 @@
+"""A language model as judge: requests about labelled rows, its verdicts, and the rows on which it agrees.
+
+A request numbers the steps of a solution as paragraphs from 0 and asks for the first wrong one, or -1. A row is kept
+only if judge and counts name the same first error, or both none (consensus filtering, arXiv 2501.07301).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cfprm_jax.data.formats.files import Paths, expand, rows
+from cfprm_jax.errors import UserError
+
+_BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*(-?\d+)\s*\}")
+_PROMPT = """Below are a problem and a solution of it, which is cut into numbered paragraphs.
+
+Problem:
+{question}
+
+Solution:
+{paragraphs}
+
+Check the paragraphs one after another. Stop at the first one that has an error. End your reply with the number of that
+paragraph in \\boxed{{}}, or with \\boxed{{-1}} if no paragraph has an error."""
+
+Verdict = int | None
+"""Index of the first wrong step, or None for no error."""
+
+
+def name(row: Mapping[str, Any]) -> str:
+    """What a row's request is called; the judge's reply carries it."""
+    return f"{row.get('source')}/{row.get('candidate', 0)}"
+
+
+def request(row: Mapping[str, Any], model: str, max_tokens: int) -> dict[str, Any]:
+    """The request of a labelled row, in the batch form of OpenAI's chat completions."""
+    paragraphs = "\n\n".join(
+        f"<paragraph_{index}>\n{step}\n</paragraph_{index}>" for index, step in enumerate(row["completions"])
+    )
+    content = _PROMPT.format(question=row["prompt"], paragraphs=paragraphs)
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+    }
+    return {"custom_id": name(row), "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def read_verdicts(paths: Paths) -> dict[str, Verdict | str]:
+    """Verdicts by name of row; a text is the reason why there is none.
+
+    Rows are results of a batch ({"custom_id", "response"}), or {"id", "candidate"?, "dataset"?, "first_error"} with the
+    index of a step, or -1 or null for no error.
+
+    Raises:
+      UserError: a row that is neither, or two verdicts of one row.
+    """
+    found: dict[str, Verdict | str] = {}
+    for file in expand(paths):
+        for row in rows(file):
+            where = f"{file.name}:{row.line}"
+            if row.data is None:
+                raise UserError(f"{where}: {row.reason}")
+            key, verdict = _verdict(row.data, where)
+            if key in found:
+                raise UserError(f"{where}: a second verdict of {key!r:.80}")
+            found[key] = verdict
+    return found
+
+
+def _verdict(row: dict[str, Any], where: str) -> tuple[str, Verdict | str]:
+    if "first_error" in row and "id" in row:
+        value = row["first_error"]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
+            raise UserError(f'{where}: "first_error" is {value!r:.40}, expected the index of a step, -1 or null')
+        dataset = f"{row['dataset']}/" if row.get("dataset") else ""
+        return f"{dataset}{row['id']}/{row.get('candidate', 0)}", None if value in (None, -1) else value
+    if not isinstance(row.get("custom_id"), str):
+        raise UserError(
+            f'{where}: expected the result of a request ("custom_id", "response"), or "id" and "first_error"'
+        )
+    try:
+        content = row["response"]["body"]["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        return row["custom_id"], "no reply"
+    numbers = _BOXED.findall(content) if isinstance(content, str) else []
+    if not numbers or int(numbers[-1]) < -1:
+        return row["custom_id"], "no number in the reply"
+    return row["custom_id"], None if int(numbers[-1]) == -1 else int(numbers[-1])
+
+
+@dataclasses.dataclass
+class Consensus:
+    """Counts of agreement.
+
+    Attributes:
+      kept, dropped: rows on which judge and counts agree, or do not.
+      without: rows without a verdict, by reason; they are dropped too.
+      confusion: (first error by the counts, by the judge) -> rows; -1 is no error.
+    """
+
+    kept: int = 0
+    dropped: int = 0
+    without: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    confusion: collections.Counter[tuple[int, int]] = dataclasses.field(default_factory=collections.Counter)
+
+    def filter(
+        self, labelled: Iterator[dict[str, Any]], verdicts: Mapping[str, Verdict | str]
+    ) -> Iterator[dict[str, Any]]:
+        """The rows on which the judge agrees, in their order."""
+        for row in labelled:
+            verdict = verdicts.get(name(row), "no verdict")
+            if not isinstance(verdict, str) and verdict is not None and verdict >= len(row["completions"]):
+                verdict = "a number beyond the last step"
+            if isinstance(verdict, str):
+                self.without[verdict] += 1
+                continue
+            own = first_error(row)
+            self.confusion[_place(own), _place(verdict)] += 1
+            if own == verdict:
+                self.kept += 1
+                yield row
+            else:
+                self.dropped += 1
+
+    def report(self) -> dict[str, Any]:
+        """For label.json."""
+        judged = self.kept + self.dropped
+        return {
+            "judged": judged,
+            "kept": self.kept,
+            "share_kept": self.kept / judged if judged else None,
+            "without_verdict": dict(self.without),
+            "confusion": [
+                {"counts": own, "judge": judge, "rows": count} for (own, judge), count in sorted(self.confusion.items())
+            ],
+        }
+
+
+def first_error(row: Mapping[str, Any]) -> Verdict:
+    """Index of the first step with the label 0."""
+    return next((index for index, label in enumerate(row["labels"]) if label is not None and label <= 0.5), None)
+
+
+def _place(verdict: Verdict) -> int:
+    return -1 if verdict is None else verdict

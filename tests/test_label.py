@@ -1,0 +1,298 @@
+"""The label command, end to end: a server's policy of the synthetic world, files, kills, and bad input."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+
+import pytest
+from completion_servers import WorldPolicy, reply, serving
+
+from cfprm_jax import flags, label, prepare, sample, synthetic
+from cfprm_jax.config import EstimateConfig
+from cfprm_jax.data import read
+from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.labelling.options import LabelConfig
+from cfprm_jax.synthetic import judge
+
+WORLD = synthetic.WorldConfig(
+    train_problems=2, held_out_problems=4, solutions_per_problem=2, candidates_per_problem=4, review_rate=0.0
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return synthetic.materialise(tmp_path_factory.mktemp("world"), 3, WORLD)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(world):
+    return load_tokenizer(world.model)
+
+
+@pytest.fixture
+def policy(tokenizer):
+    return WorldPolicy(tokenizer)
+
+
+def run(world, output, *arguments, source=None):
+    base = [f"--model={world.model}", f"--input={source or world.candidates}", f"--output={output}", "--grader=exact"]
+    more = ["--system_prompt=", "--max_new_tokens=64", "--request_retries=0"]
+    return flags.run(LabelConfig, label.main, ["label", *base, *more, *arguments])
+
+
+def lines(path):
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def summary(output):
+    return json.loads(output.with_name(f"{output.name.removesuffix('.jsonl')}.label.json").read_text())
+
+
+def test_sweep_and_bisect_find_the_same_first_errors(world, policy, tmp_path, capsys) -> None:
+    swept, cut = tmp_path / "swept.jsonl", tmp_path / "cut.jsonl"
+    with serving(policy) as url:
+        assert run(world, swept, f"--engine={url}", "--rollouts=16", "--nostop_at_zero") == 0
+        assert run(world, cut, f"--engine={url}", "--rollouts=16", "--method=bisect") == 0
+    out = capsys.readouterr().out
+    assert "scripted at http://127.0.0.1" in out and "of a full sweep" in out
+    questions = {row["question"]: row for row in lines(world.candidates)}
+    # Mistakes last, since nothing is reviewed: counts are monotone, and 16 rollouts at 0.6 all but surely find one.
+    for one, other in zip(lines(swept), lines(cut), strict=True):
+        exact = list(judge.judge(judge.parse_problem(one["prompt"]), one["completions"]).labels)
+        after = exact.index(0) + 1 if 0 in exact else len(exact)
+        expected = exact[:after] + [None] * (len(exact) - after)
+        assert one["labels"] == other["labels"] == expected
+        assert one["answer"] == questions[one["prompt"]]["answer"] and one["policy"] == "scripted"
+        for mine, theirs in zip(one["successes"], other["successes"], strict=True):
+            assert theirs is None or theirs == mine
+    full, less = summary(swept), summary(cut)
+    steps = sum(len(row["completions"]) - 1 for row in lines(swept))
+    assert full["rollouts_of_a_full_sweep"] == less["rollouts_of_a_full_sweep"] == 16 * steps
+    # Solutions of a question share prefixes, which are rolled once.
+    assert less["rollouts"] < full["rollouts"] <= 16 * steps and full["violations"] == 0
+    assert full["cost_against_a_full_sweep"] == full["rollouts"] / (16 * steps)
+    assert full["this_run"]["rollouts"] == full["rollouts"]
+
+
+def test_the_same_seed_gives_the_same_bytes_and_fewer_rollouts_are_the_first(world, tokenizer, tmp_path) -> None:
+    requests = []
+    for name, rollouts in (("a", 4), ("b", 4), ("c", 8)):
+        policy = WorldPolicy(tokenizer)
+        with serving(policy) as url:
+            arguments = (f"--engine={url}", f"--rollouts={rollouts}", "--nostop_at_zero", f"--concurrency={rollouts}")
+            assert run(world, tmp_path / f"{name}.jsonl", *arguments) == 0
+        requests.append(policy.requests)
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    assert set(requests[0]) < set(requests[2]) and len(requests[2]) == 2 * len(requests[0])
+    logs = [{row["name"]: row for row in lines(tmp_path / f"{name}.rollouts.jsonl")} for name in "ac"]
+    assert all(logs[1][name]["correct"][:4] == row["correct"] for name, row in logs[0].items())
+
+
+def test_an_engine_that_dies_loses_nothing(world, tokenizer, tmp_path, capsys) -> None:
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "output.jsonl"
+    with serving(WorldPolicy(tokenizer)) as url:
+        assert run(world, whole, f"--engine={url}", "--rollouts=4") == 0
+    policy, lock, left = WorldPolicy(tokenizer), threading.Lock(), [60]
+
+    def dying(body):
+        with lock:
+            left[0] -= 1
+        return policy(body) if left[0] >= 0 else (500, b"dead")
+
+    with serving(dying) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=4", "--concurrency=4") == 2
+    error = capsys.readouterr().err
+    assert "status 500: dead" in error and "--resume=auto continues" in error and error.count("\n") == 1
+    assert not output.exists()
+    before = lines(tmp_path / "output.rollouts.jsonl.partial")
+    assert len(before) >= 12
+    policy.requests.clear()
+    left[0] = 10**6
+    with serving(dying) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=4") == 2
+        assert "is partially written" in capsys.readouterr().err
+        assert run(world, output, f"--engine={url}", "--rollouts=4", "--resume=auto") == 0
+    assert output.read_bytes() == whole.read_bytes()
+    rolled = len(lines(tmp_path / "output.rollouts.jsonl"))
+    assert len(policy.requests) == 4 * (rolled - len(before))
+    assert summary(output)["rollouts"] == summary(whole)["rollouts"] == 4 * rolled
+
+
+def test_files_of_requests_round_by_round(world, tokenizer, tmp_path, capsys) -> None:
+    served, output = tmp_path / "served.jsonl", tmp_path / "filed.jsonl"
+    policy = WorldPolicy(tokenizer)
+    with serving(policy) as url:
+        assert run(world, served, f"--engine={url}", "--rollouts=4", "--method=bisect") == 0
+    answers: list[str] = []
+    arguments = ["--rollouts=4", "--method=bisect", "--engine_model=scripted", "--resume=auto"]
+    for number in range(1, 9):
+        requests = tmp_path / f"requests{number}.jsonl"
+        given = [f"--completions={','.join(answers)}"] if answers else []
+        assert run(world, output, *arguments, f"--write_requests={requests}", *given) == 0
+        if output.exists():
+            break
+        assert "requests    " in capsys.readouterr().out
+        rows = [
+            {"custom_id": row["custom_id"], "response": {"body": policy(row["body"])[1]}} for row in lines(requests)
+        ]
+        answers.append(str(tmp_path / f"answers{number}.jsonl"))
+        pathlib.Path(answers[-1]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert 2 <= len(answers) <= 4  # ceil(log2) of at most a dozen steps
+    assert output.read_bytes() == served.read_bytes()
+
+
+def test_a_tree_of_every_question(world, policy, tmp_path) -> None:
+    output = tmp_path / "tree.jsonl"
+    questions = tmp_path / "questions.jsonl"
+    rows = [{key: row[key] for key in ("id", "question", "answer")} for row in lines(world.candidates)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(policy) as url:
+        assert run(world, output, f"--engine={url}", "--method=tree", "--searches=5", source=questions) == 0
+        aps, values = tmp_path / "aps.jsonl", tmp_path / "values.jsonl"
+        tree = (f"--engine={url}", "--method=tree", "--searches=5")
+        assert run(world, aps, *tree, "--write=math_aps", source=questions) == 0
+        assert run(world, values, *tree, "--write=rest_mcts", source=questions) == 0
+    found = lines(output)
+    assert {row["source"] for row in found} == {row["id"] for row in rows}
+    assert all(len(row["completions"]) == len(row["successes"]) for row in found)
+    labels = {(row["prompt"], *row["completions"]): row["successes"][-1] for row in found}
+    assert len(labels) == len(found)  # every edge once
+    from_trees = list(read(aps))
+    assert len(from_trees) == len(found) and len(list(read(values))) > 0
+    exact = [judge.judge(judge.parse_problem(key[0]), key[1:]).labels[-1] for key in labels]
+    assert [int(count > 0) for count in labels.values()] == exact
+    assert list(read(output, estimates=EstimateConfig(estimate="value")))
+
+
+def test_consensus_with_a_judge(world, policy, tmp_path, capsys) -> None:
+    rolled, kept, requests = tmp_path / "rolled.jsonl", tmp_path / "kept.jsonl", tmp_path / "requests.jsonl"
+    with serving(policy) as url:
+        assert run(world, rolled, f"--engine={url}", "--rollouts=16") == 0
+    asked = ("--method=consensus", f"--write_judge_requests={requests}")
+    assert run(world, "", *asked, source=rolled) == 0
+    assert f"requests    16 in {requests}" in capsys.readouterr().out
+    results = []
+    for number, (request, row) in enumerate(zip(lines(requests), lines(rolled), strict=True)):
+        exact = judge.judge(judge.parse_problem(row["prompt"]), row["completions"]).labels
+        verdict = exact.index(0) if 0 in exact else -1
+        verdict = 0 if number % 4 == 0 and verdict else verdict
+        body = {"choices": [{"message": {"content": f"So \\boxed{{{verdict}}}"}}]}
+        results.append({"custom_id": request["custom_id"], "response": {"body": body}})
+    verdicts = tmp_path / "verdicts.jsonl"
+    verdicts.write_text("".join(json.dumps(row) + "\n" for row in results))
+    assert run(world, kept, "--method=consensus", f"--judge={verdicts}", source=rolled) == 0
+    share = summary(kept)
+    assert share["judged"] == 16 and share["kept"] == len(lines(kept)) == sum(
+        entry["rows"] for entry in share["confusion"] if entry["counts"] == entry["judge"]
+    )
+    assert 0 < share["kept"] < 16 and "kept        " in capsys.readouterr().out
+
+
+def test_prepare_takes_what_label_writes(world, policy, tmp_path) -> None:
+    rolled, output = tmp_path / "rolled.jsonl", tmp_path / "labelled.jsonl"
+    with serving(policy) as url:
+        assert run(world, rolled, f"--engine={url}") == 0
+    for estimate in ("hard", "soft", "relative", "self_denoised", "entropy", "value"):
+        arguments = [f"--input={rolled}", f"--output={output}", f"--estimate={estimate}"]
+        assert flags.run(prepare.PrepareConfig, prepare.main, ["prepare", *arguments]) == 0
+        # self_denoised omits solutions of questions that none solves.
+        assert len(lines(output)) == len(lines(rolled)) or estimate == "self_denoised"
+
+
+def test_questions_by_their_rate(world, policy, tmp_path) -> None:
+    output = tmp_path / "out.jsonl"
+    with serving(policy) as url:
+        assert run(world, output, f"--engine={url}", "--min_rate=0.01", "--max_rate=0.99", "--rollouts=2") == 0
+    rates = {
+        row["question"]: sum(c["correct"] for c in row["candidates"]) / len(row["candidates"])
+        for row in lines(world.candidates)
+    }
+    kept = {question for question, rate in rates.items() if 0 < rate < 1}
+    assert {row["prompt"] for row in lines(output)} == kept
+    assert summary(output)["omitted_questions"] == len(rates) - len(kept)
+
+
+def test_rollouts_that_are_cut(world, tmp_path, capsys) -> None:
+    output = tmp_path / "out.jsonl"
+    with serving(lambda body: (200, reply("answer=one", finish="length"))) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=2") == 2
+        error = capsys.readouterr().err
+        assert "rollouts were cut at --max_new_tokens" in error and "raise --max_new_tokens" in error
+        assert not output.exists()
+        allowed = ("--max_truncated=1", "--resume=never")
+        assert run(world, tmp_path / "b.jsonl", f"--engine={url}", "--rollouts=2", *allowed) == 0
+    found = summary(tmp_path / "b.jsonl")
+    assert found["cut_rollouts"] == found["rollouts"] > 0 and found["share_of_zeros"] == 1
+
+
+ROW = {"id": 1, "question": "start=one+two", "answer": "three", "candidates": [{"steps": ["one+two=three", "x"]}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": " "}, '"answer" is empty'),
+        ({"answer": None}, '"answer" is null, expected a string'),
+        ({"candidates": []}, '"candidates" is empty'),
+    ],
+)
+def test_bad_rows_name_the_line_and_may_be_skipped(world, policy, tmp_path, capsys, change, message) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "id": 2, **change}) + "\n")
+    with serving(policy) as url:
+        assert run(world, output, f"--engine={url}", source=source) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: in.jsonl:2: ") and message in error and error.count("\n") == 1
+        arguments = (f"--engine={url}", "--max_bad_rows=1", "--resume=auto")
+        assert run(world, output, *arguments, source=source) in (0, 2)
+        capsys.readouterr()
+        assert run(world, tmp_path / "b.jsonl", f"--engine={url}", "--max_bad_rows=1", source=source) == 0
+    assert len(lines(tmp_path / "b.jsonl")) == 1 and len(summary(tmp_path / "b.jsonl")["bad_rows"]) == 1
+
+
+def test_prefixes_that_are_too_long_and_solutions_without_steps(world, policy, tmp_path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    long = ["so"] * 200
+    candidates = [{"steps": []}, {"steps": ["one+two=three"]}, {"steps": ["one+two=three", *long, "answer=three"]}]
+    source.write_text(json.dumps({**ROW, "candidates": candidates}) + "\n")
+    with serving(policy) as url:
+        arguments = (f"--engine={url}", "--rollouts=2", "--nostop_at_zero", "--max_new_tokens=1800")
+        assert run(world, output, *arguments, source=source) == 0
+    one, other = lines(output)
+    assert (one["candidate"], one["successes"], one["rollouts"], one["correct"]) == (1, [0], [1], False)
+    assert other["correct"] is True and other["rollouts"][0] == 2 and other["rollouts"][-1] == 1
+    unrolled = other["rollouts"].count(None)
+    assert unrolled == summary(output)["prefixes_too_long"] > 0
+    assert None not in other["rollouts"][: -unrolled - 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grader=none"], "--grader=none: rollouts have no"),
+        (["--write=math_aps"], "--write=math_aps is for --method=tree"),
+        (["--min_rate=0.9", "--max_rate=0.1"], "--min_rate=0.9 is above --max_rate=0.1"),
+        (["--step_separator="], "--step_separator is empty"),
+        (["--method=consensus"], "--method=consensus needs --judge"),
+        (["--engine=http://x/v1", "--completions=a"], "give one"),
+        (["--max_new_tokens=1000000"], "--max_new_tokens=1000000 leaves no room in the model's"),
+    ],
+)
+def test_flags_that_do_not_go_together(world, tmp_path, capsys, arguments, message) -> None:
+    assert run(world, tmp_path / "out.jsonl", "--write_requests=/nowhere/r.jsonl", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_sample_from_a_server(world, policy, tmp_path) -> None:
+    arguments = [f"--model={world.model}", f"--questions={world.candidates}", "--num_candidates=3", "--system_prompt="]
+    for name in "ab":
+        with serving(policy) as url:
+            output = [f"--output={tmp_path}/{name}.jsonl", f"--engine={url}", "--max_new_tokens=50"]
+            assert flags.run(sample.SampleConfig, sample.main, ["sample", *arguments, *output]) == 0
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    rows = lines(tmp_path / "a.jsonl")
+    assert [row["id"] for row in rows] == [row["id"] for row in lines(world.candidates)]
+    assert all(len(row["candidates"]) == 3 and row["candidates"][0]["finish"] == "stop" for row in rows)
