@@ -23,7 +23,10 @@ from cfprm_jax.sharding import session
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig(Options):
-    """Policies that run elsewhere; --model then names a directory with their config.json and tokenizer."""
+    """Policies that run elsewhere.
+
+    --model then names a directory with their config.json and tokenizer.
+    """
 
     engine: str = option(
         "", "A server with OpenAI's completions, http://HOST:PORT/v1, such as vLLM or SGLang; empty samples here."
