@@ -33,7 +33,7 @@ from cfprm_jax.config import (
 from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import diagnostics
-from cfprm_jax.evaluation.first_error import NO_ERROR, Accuracies, Labelled, accuracies, predict, tune
+from cfprm_jax.evaluation.first_error import NO_ERROR, Accuracies, LabelledSolution, accuracies, predict, tune
 from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.options import Options, option
 from cfprm_jax.report import diagnostics as diagnostics_report
@@ -299,10 +299,10 @@ def _so_far(done: int, total: int, progress: ProgressLine) -> str:
 
 def evaluate(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> dict[str, Any]:
     """The content of results.json. The average F1 is the unweighted mean over subsets, as published."""
-    subsets: dict[str, list[Labelled]] = {}
+    subsets: dict[str, list[LabelledSolution]] = {}
     for row in found:
         scores = row["step_scores"]
-        labelled = Labelled(None if scores is None else np.array(scores, np.float64), row["label"])
+        labelled = LabelledSolution(None if scores is None else np.array(scores, np.float64), row["label"])
         subsets.setdefault(row["subset"], []).append(labelled)
     threshold = tune(subsets[config.tune_on]) if config.tune_on else config.threshold
     measured = {name: accuracies(solutions, threshold) for name, solutions in subsets.items()}

@@ -17,7 +17,7 @@ NO_ERROR = -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Labelled:
+class LabelledSolution:
     """A solution with scores and the truth.
 
     Attributes:
@@ -58,7 +58,7 @@ def predict(step_scores: Float[np.ndarray, " steps"] | None, threshold: float) -
     return int(below[0]) if len(below) else NO_ERROR
 
 
-def accuracies(solutions: Iterable[Labelled], threshold: float) -> Accuracies:
+def accuracies(solutions: Iterable[LabelledSolution], threshold: float) -> Accuracies:
     """Both accuracies and F1 at a threshold."""
     hits: dict[bool, list[bool]] = {False: [], True: []}
     unscored = 0
@@ -78,7 +78,7 @@ def harmonic_mean(one: float | None, other: float | None) -> float | None:
     return 2 * one * other / (one + other) if one + other else 0.0
 
 
-def tune(solutions: Sequence[Labelled]) -> float:
+def tune(solutions: Sequence[LabelledSolution]) -> float:
     """The threshold with the highest F1: the middle of the best interval, of several equal ones that nearest to 0.5.
 
     A solution with its first error at step e is predicted right by thresholds above the score of e and not above the

@@ -16,7 +16,7 @@ from cfprm_jax.runtime import digests
 
 
 @dataclasses.dataclass(frozen=True)
-class Solution:
+class InputSolution:
     """One solution of a question.
 
     Attributes:
@@ -41,7 +41,7 @@ class Labelled:
 
     question: QuestionRow
     candidates: tuple[Candidate, ...]
-    solutions: tuple[Solution, ...] = ()
+    solutions: tuple[InputSolution, ...] = ()
     rate: tuple[int, int] = (0, 0)
 
 
@@ -147,8 +147,8 @@ def _stepwise(pairs: list[tuple[dict[str, Any], str]]) -> tuple[QuestionRow, tup
     return QuestionRow(name, prompt, answer, dataset, source), tuple(found)
 
 
-def _solutions(candidates: tuple[Candidate, ...], separator: str) -> Iterator[Solution]:
+def _solutions(candidates: tuple[Candidate, ...], separator: str) -> Iterator[InputSolution]:
     for number, candidate in enumerate(candidates):
         steps = candidate.steps if candidate.steps is not None else split_steps(candidate.text or "", separator)
         if steps:
-            yield Solution(number, tuple(steps), candidate.correct)
+            yield InputSolution(number, tuple(steps), candidate.correct)

@@ -10,9 +10,9 @@ from cfprm_jax.config import EstimateConfig
 from cfprm_jax.data import estimates
 from cfprm_jax.data.estimates import RolloutCounts
 from cfprm_jax.data.question_files import QuestionRow
-from cfprm_jax.labelling.inputs import Labelled, Solution
+from cfprm_jax.labelling.inputs import InputSolution, Labelled
 from cfprm_jax.labelling.rollouts import Outcome, Prefix
-from cfprm_jax.labelling.tree import Node, Tree
+from cfprm_jax.labelling.tree import Node, SearchTree
 
 _NUMBERED = re.compile(r"Step \d+\s*:")
 _HARD = EstimateConfig(estimate="hard")
@@ -20,7 +20,7 @@ _VALUE = EstimateConfig(estimate="value", after_first_error="keep")
 
 
 def solution_row(
-    labelled: Labelled, solution: Solution, outcomes: Sequence[Outcome | None], policy: str
+    labelled: Labelled, solution: InputSolution, outcomes: Sequence[Outcome | None], policy: str
 ) -> dict[str, Any]:
     """The stepwise row of a solution.
 
@@ -45,7 +45,7 @@ def solution_row(
     return {**_stepwise(labelled.question, solution.steps, counts, policy), "candidate": solution.number}
 
 
-def tree_rows(question: QuestionRow, tree: Tree, policy: str, edges: bool) -> Iterator[dict[str, Any]]:
+def tree_rows(question: QuestionRow, tree: SearchTree, policy: str, edges: bool) -> Iterator[dict[str, Any]]:
     """Stepwise rows of a tree, all of one source.
 
     Args:
@@ -56,7 +56,7 @@ def tree_rows(question: QuestionRow, tree: Tree, policy: str, edges: bool) -> It
         yield _stepwise(question, node.prefix, counts, policy)
 
 
-def value_rows(question: QuestionRow, tree: Tree) -> Iterator[dict[str, Any]]:
+def value_rows(question: QuestionRow, tree: SearchTree) -> Iterator[dict[str, Any]]:
     """Rows of ReST-MCTS*: every edge with the value of its end."""
     for node in tree.edges():
         labels = estimates.labels(_path_counts(tree, node, 0), _VALUE)
@@ -67,7 +67,7 @@ def value_rows(question: QuestionRow, tree: Tree) -> Iterator[dict[str, Any]]:
             yield {"prompt_answer": text, "label": value}
 
 
-def math_aps_row(question: QuestionRow, tree: Tree, separator: str) -> dict[str, Any]:
+def math_aps_row(question: QuestionRow, tree: SearchTree, separator: str) -> dict[str, Any]:
     """A row of MATH-APS: the tree itself."""
     root: dict[str, Any] = {"text": "", "mc_value": tree.root.outcome.rate, "children": []}
     objects: dict[Prefix, dict[str, Any]] = {(): root}
@@ -84,7 +84,7 @@ def math_aps_row(question: QuestionRow, tree: Tree, separator: str) -> dict[str,
     }
 
 
-def _path_counts(tree: Tree, node: Node, context: int) -> RolloutCounts:
+def _path_counts(tree: SearchTree, node: Node, context: int) -> RolloutCounts:
     prefixes = [node.prefix[:size] for size in range(1, len(node.prefix) + 1)]
     outcomes = [tree.nodes[prefix].outcome if prefix in tree.nodes else None for prefix in prefixes]
     root = tree.root.outcome

@@ -23,13 +23,13 @@ from cfprm_jax.inference.row_file import open_rows
 from cfprm_jax.inference.sampler import Sampling
 from cfprm_jax.labelling import first_error, judge
 from cfprm_jax.labelling import rows as row_forms
-from cfprm_jax.labelling.inputs import Labelled, Solution, read_questions, read_solutions, with_correctness
+from cfprm_jax.labelling.inputs import InputSolution, Labelled, read_questions, read_solutions, with_correctness
 from cfprm_jax.labelling.ledger import Ledger
 from cfprm_jax.labelling.options import LabelConfig
 from cfprm_jax.labelling.rollouts import Method, Outcome, Prefix
 from cfprm_jax.labelling.rounds import Rounds
 from cfprm_jax.labelling.summary import Summary
-from cfprm_jax.labelling.tree import Cut, Tree, TreeSettings, search
+from cfprm_jax.labelling.tree import Cut, SearchTree, TreeSettings, search
 from cfprm_jax.runtime import atomic, config_files, digests
 from cfprm_jax.runtime.progress import ProgressLine
 
@@ -242,7 +242,7 @@ class _Labeller:
         for number, one in enumerate(chunk):
             if number not in rounds.results:
                 continue
-            grown: Tree = rounds.results[number]
+            grown: SearchTree = rounds.results[number]
             rate = grown.root.outcome.rate
             if rate is None or not self._within(rate):
                 self.summary.omitted_questions += 1
@@ -250,7 +250,7 @@ class _Labeller:
             self.summary.add_tree(grown, self._config.what.rollouts)
             yield from self._tree_rows(one, grown)
 
-    def _tree_rows(self, one: Labelled, grown: Tree) -> Iterator[dict[str, Any]]:
+    def _tree_rows(self, one: Labelled, grown: SearchTree) -> Iterator[dict[str, Any]]:
         config = self._config.tree
         if config.write == "math_aps":
             yield row_forms.math_aps_row(one.question, grown, "" if config.pieces else self._config.separator)
@@ -262,7 +262,7 @@ class _Labeller:
                     row |= {"remaining_steps": None, "question_remaining_steps": None}
                 yield row
 
-    def _method(self, solution: Solution) -> Method[list[Outcome | None]]:
+    def _method(self, solution: InputSolution) -> Method[list[Outcome | None]]:
         what = self._config.what
         if what.method == "bisect":
             if solution.correct is False:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from cfprm_jax.labelling.inputs import Solution
+from cfprm_jax.labelling.inputs import InputSolution
 from cfprm_jax.labelling.rollouts import Outcome
-from cfprm_jax.labelling.tree import Tree
+from cfprm_jax.labelling.tree import SearchTree
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class Summary:
     nodes: int = 0
     full_sweep: int = 0
 
-    def add_solution(self, solution: Solution, outcomes: Sequence[Outcome | None], rollouts: int) -> None:
+    def add_solution(self, solution: InputSolution, outcomes: Sequence[Outcome | None], rollouts: int) -> None:
         """Count a solution."""
         self.solutions += 1
         self.right += solution.correct is True
@@ -60,7 +60,7 @@ class Summary:
             self.violating_steps += later
             self.violations += later > 0
 
-    def add_tree(self, tree: Tree, rollouts: int) -> None:
+    def add_tree(self, tree: SearchTree, rollouts: int) -> None:
         """Count a tree; a sweep would roll every piece of each rollout that was searched."""
         self.searches += len(tree.selected)
         self.nodes += len(tree.nodes)

@@ -62,7 +62,7 @@ class Selected:
 
 
 @dataclasses.dataclass
-class Tree:
+class SearchTree:
     """The result of a search; the root, the question itself, is the first of the nodes."""
 
     nodes: dict[Prefix, Node] = dataclasses.field(default_factory=dict)
@@ -115,13 +115,13 @@ def score(node: Node, rollout: Rollout, visits: int, settings: TreeSettings) -> 
     return quality + settings.c_puct * math.sqrt(visits) / (1 + node.visits)
 
 
-def search(settings: TreeSettings, cutter: Callable[[Outcome], Cut]) -> Method[Tree]:
+def search(settings: TreeSettings, cutter: Callable[[Outcome], Cut]) -> Method[SearchTree]:
     """Grows the tree of one question; rollouts must keep their texts.
 
     Args:
       cutter: how rollouts are cut into pieces, given the first ones.
     """
-    tree = Tree()
+    tree = SearchTree()
     pool: list[tuple[Node, int]] = []
 
     def add(prefix: Prefix, outcome: Outcome) -> None:

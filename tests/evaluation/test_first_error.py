@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfprm_jax.evaluation.first_error import NO_ERROR, Labelled, accuracies, harmonic_mean, predict, tune
+from cfprm_jax.evaluation.first_error import NO_ERROR, LabelledSolution, accuracies, harmonic_mean, predict, tune
 
 
 def labelled(scores, label):
-    return Labelled(None if scores is None else np.array(scores), label)
+    return LabelledSolution(None if scores is None else np.array(scores), label)
 
 
 @pytest.mark.parametrize(
