@@ -325,6 +325,13 @@ class LoraConfig(Options):
     )
 
 
+CACHE_FROZEN_HELP = (
+    "Where the output of the frozen layers is stored: it is computed once for each distinct token, and later epochs "
+    "and runs read it. off computes it each time, auto is the user's cache, anything else is a directory. It takes 2 "
+    "bytes (in float32 4) x width x tokens."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class FrozenConfig(Options):
     """Lower layers that keep their weights (docs/frozen_layers.md)."""
@@ -336,6 +343,12 @@ class FrozenConfig(Options):
         lower=0,
         upper=1 << 14,
     )
+    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
+
+    @property
+    def cached(self) -> bool:
+        """Whether the output of the frozen layers is read from a cache."""
+        return self.frozen_layers > 0 and self.cache_frozen != "off"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from cfprm_jax import flags
 from cfprm_jax.config import (
     ATTENTION_HELP,
     ATTENTIONS,
+    CACHE_FROZEN_HELP,
     CHECKPOINT_HELP,
     DTYPE_HELP,
     ENCODING_HELP,
@@ -123,6 +124,7 @@ class PRMBenchConfig(Options):
     )
     merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
     output_dir: str = option("", "Directory of the results; must be new or empty.")
+    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
@@ -249,6 +251,7 @@ def _scored_row(case: Case, row: dict[str, Any]) -> dict[str, Any]:
 
 def _scorer(config: PRMBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
     """The scorer that the flags name, and the name of its encoding."""
+    from cfprm_jax.inference import trunk
     from cfprm_jax.inference.load import encoding_of, limited, open_prm
     from cfprm_jax.inference.scorer import Scorer
 
@@ -264,7 +267,8 @@ def _scorer(config: PRMBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
         config.step_separator,
         log=lambda line: print(f"checkpoint  {line}", flush=True),
     )
-    return Scorer(limited(loaded, config.max_length), mesh=mesh), encoding.name
+    cached = trunk.for_scoring(config.cache_frozen, loaded, model, mesh)
+    return Scorer(limited(loaded, config.max_length), mesh=mesh, trunk=cached), encoding.name
 
 
 def evaluate(

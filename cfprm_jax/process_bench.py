@@ -22,6 +22,7 @@ from cfprm_jax import flags
 from cfprm_jax.config import (
     ATTENTION_HELP,
     ATTENTIONS,
+    CACHE_FROZEN_HELP,
     CHECKPOINT_HELP,
     DTYPE_HELP,
     ENCODING_HELP,
@@ -96,6 +97,7 @@ class ProcessBenchConfig(Options):
     )
     merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
     output_dir: str = option("", "Directory of the results; must be new or empty.")
+    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
@@ -250,6 +252,7 @@ def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> str:
 
 def _scorer(config: ProcessBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
     """The scorer that the flags name, and the name of its encoding."""
+    from cfprm_jax.inference import trunk
     from cfprm_jax.inference.load import encoding_of, limited, open_prm
     from cfprm_jax.inference.scorer import Scorer
 
@@ -267,7 +270,8 @@ def _scorer(config: ProcessBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
     )
     if "step" in loaded.meta:
         print(f"step        {loaded.meta['step']:,}", flush=True)
-    return Scorer(limited(loaded, config.max_length), mesh=mesh), encoding.name
+    cached = trunk.for_scoring(config.cache_frozen, loaded, model, mesh)
+    return Scorer(limited(loaded, config.max_length), mesh=mesh, trunk=cached), encoding.name
 
 
 def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) -> str:

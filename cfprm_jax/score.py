@@ -20,6 +20,7 @@ from cfprm_jax import flags
 from cfprm_jax.config import (
     ATTENTION_HELP,
     ATTENTIONS,
+    CACHE_FROZEN_HELP,
     CHECKPOINT_HELP,
     DTYPE_HELP,
     ENCODING_HELP,
@@ -31,7 +32,7 @@ from cfprm_jax.config import (
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
-from cfprm_jax.inference import parts
+from cfprm_jax.inference import parts, trunk
 from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.parts import without_unused_sharing
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
@@ -102,6 +103,7 @@ class ScoreConfig(Options):
         upper=MOST_TOKENS,
         also=0,
     )
+    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
@@ -147,7 +149,8 @@ def main(config: ScoreConfig) -> int:
         if step is not None:
             output.require("step", step)
         loaded = limited(opened, config.max_length)
-        scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh)
+        cached = trunk.for_scoring(config.cache_frozen, loaded, model, mesh)
+        scorer = Scorer(loaded, config.packing, config.batch_rows, config.row_length, mesh, cached)
         before = f"; {output.done:,} rows already scored" if output.done else ""
         print(
             f"model       {model}{'' if step is None else f', step {step:,}'}, "

@@ -15,12 +15,13 @@ import safetensors.numpy
 from tiny_runs import TinyRuns, rows, same_result
 
 import cfprm_jax
-from cfprm_jax import export, flags, train
+from cfprm_jax import export, flags, score, train
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.models import parameters
 from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.runtime import digests
 
 LAYERS, FROZEN = 3, 2
 OPTIONS = {
@@ -28,8 +29,8 @@ OPTIONS = {
     "frozen_layers": FROZEN,
     "packing": "tree",
     "row_shapes": 1,
-    "eval_fraction": 0,
-    "c_max": 1,
+    "schedule": "shuffled",
+    "batch_size": 24,
     "max_steps": 4,
     "checkpoint_every": 2,
 }
@@ -70,6 +71,21 @@ def run(tiny) -> pathlib.Path:
     given = tiny.arguments("run", **{**OPTIONS, "dtype": "bfloat16", "optimizer": "adamw_compact"})
     assert run_here(given) == 0
     return tiny.directory / "run"
+
+
+@pytest.fixture(scope="module")
+def cached(tiny) -> pathlib.Path:
+    """The run with adapters, its frozen layers computed once."""
+    given = tiny.arguments("cached", **OPTIONS, **LORA, cache_frozen=tiny.directory / "trunk")
+    assert run_here(given) == 0
+    return tiny.directory / "cached"
+
+
+@pytest.fixture(scope="module")
+def adapted(tiny) -> pathlib.Path:
+    """The same, computed at every step."""
+    assert run_here(tiny.arguments("adapted", **OPTIONS, **LORA)) == 0
+    return tiny.directory / "adapted"
 
 
 def changed(tiny, run) -> dict[str, bool]:
@@ -129,28 +145,25 @@ def test_every_export_has_all_weights(format, tiny, run, tmp_path):
     assert "| frozen | the embedding and the first 2 layers |" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_eight_devices_come_to_the_same_losses(tiny):
+def test_eight_devices_come_to_the_same_losses(tiny, adapted):
     """Of a run with adapters above the frozen layers, so that both kinds of frozen weights are split."""
-    options = {**OPTIONS, **LORA}
-    run_here(tiny.arguments("adapted", **options))
-    run_here(tiny.arguments("sharded", **options, mesh="data=4,fsdp=2"))
-    one, other = ([row["loss"] for row in rows(tiny.directory / name)] for name in ("adapted", "sharded"))
+    run_here(tiny.arguments("sharded", **OPTIONS, **LORA, mesh="data=4,fsdp=2"))
+    one, other = ([row["loss"] for row in rows(run) if "loss" in row] for run in (adapted, tiny.directory / "sharded"))
     np.testing.assert_allclose(one, other, rtol=1e-4)
     kernels = {f"model.layers.2.{name}.weight" for name in ("self_attn.q_proj", "mlp.down_proj")}
-    moved = {name for name, value in changed(tiny, tiny.directory / "adapted").items() if value}
+    moved = {name for name, value in changed(tiny, adapted).items() if value}
     assert moved == kernels | {"score.weight", "score.bias"}
 
 
-def test_peft_loads_adapters_of_the_upper_layers(tiny, tmp_path):
+def test_peft_loads_adapters_of_the_upper_layers(adapted, tmp_path):
     torch = pytest.importorskip("torch")
     library = pytest.importorskip("peft")
-    run = tiny.directory / "adapted"
-    given = [f"--checkpoint={run}", f"--output_dir={tmp_path / 'out'}", "--format=peft_adapter", "--dtype=float32"]
+    given = [f"--checkpoint={adapted}", f"--output_dir={tmp_path / 'out'}", "--format=peft_adapter", "--dtype=float32"]
     assert flags.run(export.ExportConfig, export.main, ["export", *given]) == 0
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["layers_to_transform"] == [2]
     model = library.AutoPeftModelForTokenClassification.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     assert {name.split(".layers.")[1][0] for name, _ in model.named_parameters() if "lora_A" in name} == {"2"}
-    loaded = loaded_prm.load_for_inference(run, "float32")
+    loaded = loaded_prm.load_for_inference(adapted, "float32")
     tokens = np.random.default_rng(1).integers(0, 256, (1, 40))
     z = cfprm_jax.models.prm.apply(loaded.config, loaded.params, tokens, np.arange(40)[None], np.full((1, 40), 40))
     with torch.no_grad():
@@ -183,3 +196,88 @@ def test_weights_that_moved_or_changed_are_refused(tiny, run, tmp_path):
 def test_refusals(changes, message, tiny):
     with pytest.raises(UserError, match=message):
         run_here(tiny.arguments("refused", **{**OPTIONS, **changes}))
+
+
+def test_a_cache_changes_rounding_at_most(tiny, adapted, cached):
+    """Batches of two granularities, their order, losses and the evaluation are those without the cache."""
+    expected, found = rows(adapted), rows(cached)
+    assert [row.keys() for row in expected] == [row.keys() for row in found]
+    for before, after in zip(expected, found, strict=True):
+        for name, value in before.items():
+            assert after[name] == (pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value), (
+                name
+            )
+    base, other = (loaded_prm.load_for_inference(run, "float32").params for run in (adapted, cached))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), base, other)
+
+
+def test_what_is_there_is_not_computed_again(tiny, cached, capsys):
+    """Another run takes all from the cache; one whose filling was killed computes the rest, to the same states."""
+    cache = tiny.directory / "trunk"
+    index, data = ((cache / name).read_bytes() for name in ("index.json", "hidden.bin"))
+    options = {**OPTIONS, **LORA, "cache_frozen": cache, "seed": 1, "max_steps": 1, "eval_fraction": 0.2}
+    run_here(tiny.arguments("second", **options))
+    printed = capsys.readouterr().out
+    assert "computing 2 layers" not in printed and printed.count(f"are in {cache}") == 3
+    units = json.loads(index)["content"]
+    kept = dict(sorted(units.items(), key=lambda unit: unit[1][0])[: len(units) // 2])
+    killed = shutil.copytree(cache, tiny.directory / "killed")
+    (killed / "index.json").write_text(json.dumps(digests.sealed(kept)))
+    run_here(tiny.arguments("third", **{**options, "cache_frozen": killed}))
+    assert "computing 2 layers" in capsys.readouterr().out
+    again = json.loads((killed / "index.json").read_text())["content"]
+    assert again.keys() == units.keys() and (killed / "hidden.bin").stat().st_size == len(data)
+    both = (np.memmap(path / "hidden.bin", "<f4", "r").reshape(-1, 16) for path in (cache, killed))
+    first, second = both
+    for key, (begin, tokens, _) in units.items():
+        moved = again[key][0]
+        np.testing.assert_allclose(first[begin : begin + tokens], second[moved : moved + tokens], rtol=1e-5, atol=1e-5)
+
+
+def test_heads_of_one_trunk_share_the_cache_of_a_pool(tiny, adapted, cached, tmp_path, capsys):
+    """Scores from the cache are those without it, and the second head computes no frozen layer."""
+    pool = tmp_path / "pool.jsonl"
+    candidates = [{"steps": ["1+1", "2"]}, {"steps": ["1+1", "3", "4"]}, {"steps": []}, {"steps": ["1+1", "2"]}]
+    row = {"answer": "2", "candidates": candidates}
+    lines = [{"id": str(q), "question": f"What is {q}?", **row} for q in range(3)]
+    pool.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def scored(run, name, *arguments):
+        out = tmp_path / f"{name}.jsonl"
+        given = [f"--checkpoint={run}", f"--input={pool}", f"--output={out}", "--compile_cache_dir=", *arguments]
+        assert flags.run(score.ScoreConfig, score.main, ["score", *given]) == 0, capsys.readouterr().err
+        found = [json.loads(line)["candidates"] for line in out.read_text().splitlines()]
+        return [candidate["step_logits"] for row in found for candidate in row]
+
+    def close(a, b, tolerance=1e-5):
+        for one, other in zip(a, b, strict=True):
+            assert other == (None if one is None else pytest.approx(one, abs=tolerance))
+
+    cache = tmp_path / "trunk"
+    first = scored(adapted, "first", f"--cache_frozen={cache}")
+    close(scored(adapted, "plain"), first)
+    index = (cache / "index.json").read_bytes()
+    second = scored(cached, "second", f"--cache_frozen={cache}")
+    close(scored(adapted, "again", f"--cache_frozen={cache}"), first)
+    close(first, second, 1e-2)  # trained alike
+    assert first[0] is not None and first[2] is None
+    assert (cache / "index.json").read_bytes() == index
+
+
+def test_caches_are_refused(tiny, cached, run, tmp_path):
+    """Of another depth, of another tokenizer, or where nothing is frozen."""
+    cache = tiny.directory / "trunk"
+    options = {**OPTIONS, **LORA, "cache_frozen": cache}
+    with pytest.raises(
+        UserError, match=f"{cache} holds hidden states of something else: .*frozen layers was 2 and is 1"
+    ):
+        run_here(tiny.arguments("refused", **{**options, "frozen_layers": 1}))
+    other = shutil.copytree(tiny.directory / "model", tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match=r"tokenizer was .* and is "):
+        run_here(tiny.arguments("refused", **{**options, "model": other}))
+    with pytest.raises(UserError, match="--cache_frozen=auto needs --frozen_layers"):
+        run_here(tiny.arguments("refused", **{**options, "frozen_layers": 0, "cache_frozen": "auto"}))

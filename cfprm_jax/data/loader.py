@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grain
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, PackingConfig
 from cfprm_jax.data.batching import BatchPlan, shuffled, stages
@@ -25,6 +25,9 @@ from cfprm_jax.data.corpus_files import GranularityReader
 from cfprm_jax.data.distinct import distinct_redundancy, distinct_steps, padded
 from cfprm_jax.data.packing import PackedBatch, forest_of, pack, tokens_placed
 from cfprm_jax.data.row_shapes import RowShapes, fit_shapes
+
+if TYPE_CHECKING:  # transformers, which takes seconds
+    from cfprm_jax.data.encoding import Encoded
 
 REDUNDANCY = ("", "trajectory", "node")
 """Second targets of a batch: none, one per step of every trajectory, or one per distinct step."""
@@ -65,6 +68,20 @@ class Batch:
     distinct_labels: Float32[np.ndarray, "trajectories steps"] | None = None
 
 
+class HiddenStates(Protocol):
+    """The output of frozen layers, computed beforehand."""
+
+    def prepare(self, reader: GranularityReader, trajectories: Sequence[int] | None = None) -> None:
+        """Compute what is missing for these trajectories, by default all."""
+        ...
+
+    def __call__(
+        self, members: Sequence[tuple[GranularityReader, int]], encoded: Sequence[Encoded], packed: PackedBatch
+    ) -> Float[np.ndarray, "rows length width"]:
+        """The hidden states of the rows of a batch, 0 in the padding."""
+        ...
+
+
 class Loader:
     """The batches of a training run, by number.
 
@@ -84,6 +101,7 @@ class Loader:
         seed: int,
         row_multiple: int = 1,
         redundancy: str = "",
+        hidden: HiddenStates | None = None,
     ) -> None:
         """Plans the run; the only batches made here are the sample that its row shapes are fitted to.
 
@@ -91,8 +109,10 @@ class Loader:
           row_multiple: row counts are multiples of this: the number of devices that rows are sharded over. It changes
             how a batch lies in rows, never which trajectories it holds.
           redundancy: one of REDUNDANCY.
+          hidden: batches get their hidden states from it; all else is as without.
         """
         self._corpus = corpus
+        self._hidden = hidden
         self._redundancy = redundancy
         self._packing = packing
         self._plan = BatchPlan(
@@ -146,6 +166,7 @@ class Loader:
             this.epoch,
             this.stage,
             self._redundancy,
+            self._hidden,
         )
 
     def iterator(self, threads: int = _THREADS, read_ahead: int = _READ_AHEAD) -> grain.DatasetIterator[Batch]:
@@ -209,7 +230,8 @@ def evaluation_batches(
     limit: int = 0,
     row_multiple: int = 1,
     redundancy: bool = False,
-) -> list[Batch]:
+    hidden: HiddenStates | None = None,
+) -> Sequence[Batch]:
     """A held-out corpus in batches, at granularity 1 or the finest there is, in the order of the input.
 
     Args:
@@ -217,6 +239,7 @@ def evaluation_batches(
         being cut if it must be. 0 takes all.
       encoding: what the corpus was encoded with.
       redundancy: the batches have second targets: of each distinct step of all batches, once.
+      hidden: batches get their hidden states from it, each time that they are taken out of the sequence.
     """
     reader = corpus[corpus.granularities[0]]
     places = np.arange(len(reader))
@@ -230,6 +253,8 @@ def evaluation_batches(
     groups = [places[begin : begin + size].tolist() for begin in range(0, len(places), size)]
     if not groups:
         return []
+    if hidden is not None:
+        hidden.prepare(reader, places.tolist())
     encoded = [[reader[place] for place in group] for group in groups]
     forests = [forest_of(group, packing.packing) for group in encoded]
     questions = [reader.question(place) for group in groups for place in group]
@@ -244,7 +269,7 @@ def evaluation_batches(
         _make_batch([(reader, p) for p in group], packing, shapes, size, reader.max_steps, reader.granularity, 0, 0)
         for group in groups
     ]
-    return [
+    batches = [
         dataclasses.replace(
             batch,
             distinct_labels=labels[number],
@@ -252,6 +277,27 @@ def evaluation_batches(
         )
         for number, batch in enumerate(batches)
     ]
+    return batches if hidden is None else _WithHidden(batches, reader, groups, hidden)
+
+
+class _WithHidden(Sequence[Batch]):
+    """Batches whose hidden states are read when they are taken: those of all together may be larger than the memory."""
+
+    def __init__(
+        self, batches: list[Batch], reader: GranularityReader, groups: list[list[int]], hidden: HiddenStates
+    ) -> None:
+        self._batches, self._reader, self._groups, self._hidden = batches, reader, groups, hidden
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        batch, members = self._batches[number], [(self._reader, place) for place in self._groups[number]]
+        encoded = [self._reader[place] for place in self._groups[number]]
+        states = self._hidden(members, encoded, batch.packed)
+        return dataclasses.replace(batch, packed=batch.packed._replace(hidden=states))
 
 
 def _make_batch(
@@ -264,6 +310,7 @@ def _make_batch(
     epoch: int,
     stage: int,
     redundancy: str = "",
+    hidden: HiddenStates | None = None,
 ) -> Batch:
     encoded = [reader[place] for reader, place in members]
     packed = pack(encoded, packing.packing, shapes, trajectories, steps)
@@ -274,8 +321,9 @@ def _make_batch(
         second = distinct_redundancy(encoded, np.asarray(distinct.nodes))
     elif redundancy:
         second = padded([solution.redundancy for solution in encoded], trajectories, steps)
+    states = None if hidden is None else hidden(members, encoded, packed)
     return Batch(
-        packed=packed._replace(distinct=distinct, redundancy=second),
+        packed=packed._replace(distinct=distinct, redundancy=second, hidden=states),
         granularity=granularity,
         epoch=epoch,
         stage=stage,

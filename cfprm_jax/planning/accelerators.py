@@ -31,6 +31,7 @@ class Gpu:
       bandwidth: of the memory, bytes a second.
       l2: bytes of the second-level cache.
       shared: bytes of shared memory in a multiprocessor; a block may use all but 1 KiB.
+      threads: most of them on a multiprocessor.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Gpu:
     bandwidth: int
     l2: int
     shared: int
+    threads: int = 2048
 
     platform = "cuda"
     plugins = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
@@ -65,7 +67,7 @@ class Gpu:
             "shared_memory_per_block": 48 << 10,
             "shared_memory_per_block_optin": self.shared - (1 << 10),
             "shared_memory_per_core": self.shared,
-            "threads_per_core_limit": 2048,
+            "threads_per_core_limit": self.threads,
             "core_count": self.multiprocessors,
             "fpus_per_core": self.float32_units,
             "block_dim_limit_x": 2**31 - 1,
@@ -128,21 +130,38 @@ _H100 = Gpu(
     shared=228 << 10,
 )
 
+_A100 = Gpu(
+    name="NVIDIA A100-SXM4-80GB",
+    compute_capability=(8, 0),
+    multiprocessors=108,
+    float32_units=64,
+    clock_ghz=1.41,
+    memory=round(79.1 * GIB),
+    bandwidth=2_039_000_000_000,
+    l2=40 << 20,
+    shared=164 << 10,
+)
+
 ACCELERATORS: dict[str, Gpu | Tpu] = {
     "h100-80gb": _H100,
     # The chip of the H100 with slower links between cards and hardly any float64.
     "h800-80gb": dataclasses.replace(_H100, name="NVIDIA H800"),
     "h200": dataclasses.replace(_H100, name="NVIDIA H200", memory=round(139.8 * GIB), bandwidth=4_800_000_000_000),
-    "a100-80gb": Gpu(
-        name="NVIDIA A100-SXM4-80GB",
-        compute_capability=(8, 0),
-        multiprocessors=108,
-        float32_units=64,
-        clock_ghz=1.41,
-        memory=round(79.1 * GIB),
-        bandwidth=2_039_000_000_000,
-        l2=40 << 20,
-        shared=164 << 10,
+    "a100-80gb": _A100,
+    "a100-40gb": dataclasses.replace(
+        _A100, name="NVIDIA A100-SXM4-40GB", memory=round(39.4 * GIB), bandwidth=1_555_000_000_000
+    ),
+    "rtx4090-24gb": Gpu(
+        name="NVIDIA GeForce RTX 4090",
+        compute_capability=(8, 9),
+        multiprocessors=128,
+        float32_units=128,
+        clock_ghz=2.52,
+        memory=round(23.6 * GIB),
+        bandwidth=1_008_000_000_000,
+        l2=72 << 20,
+        shared=100 << 10,
+        threads=1536,
     ),
     "v5e": Tpu("v5e", round(15.75 * GIB), _FLAT),
     "v5p": Tpu("v5p", round(95.74 * GIB), _CUBES),

@@ -61,6 +61,9 @@ def saved_bytes(
     frozen = parameters.abstract_tree(parts.frozen, network.dtype)
     own_rows: Any = jax.ShapeDtypeStruct((rows, batch.tokens.shape[1]), jnp.int32)
     part = batch._replace(tokens=own_rows, positions=own_rows, subtree_end=own_rows)
+    if batch.hidden is not None:
+        own: Any = jax.ShapeDtypeStruct((*own_rows.shape, net.hidden_size), batch.hidden.dtype)
+        part = part._replace(hidden=own)
     forward, loss_function = functools.partial(prm.apply, local), losses.loss_function(loss)
 
     def kept(weights: Any, part: PackedBatch, frozen: Any) -> Any:

@@ -247,7 +247,10 @@ def _abstract_batch(planned: PlannedStep, built: program.Program) -> PackedBatch
     labels = array((planned.trajectories, planned.steps), jnp.float32, shardings.labels)
     questions = array((planned.trajectories,), jnp.int32, shardings.labels)
     redundancy = labels if planned.config.loss.redundancy else None
-    return PackedBatch(rows, rows, rows, places, labels, DistinctSteps(places, labels, questions), redundancy)
+    shape = (planned.rows, planned.length, planned.backbone.hidden_size)
+    hidden = array(shape, jnp.dtype(built.network.dtype), shardings.hidden) if built.partition.cached else None
+    distinct = DistinctSteps(places, labels, questions)
+    return PackedBatch(rows, rows, rows, places, labels, distinct, redundancy, hidden)
 
 
 def bytes_on_a_device(tree: Any) -> int:

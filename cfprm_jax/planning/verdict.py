@@ -50,7 +50,8 @@ def plan(config: PlanConfig, log: Callable[[str], None]) -> Verdict:
     planned = request.planned_step(config)
     options = config.train
     layers = options.frozen.frozen_layers
-    frozen = f", the first {layers} layers frozen" if layers else ""
+    cached = " and cached" if options.frozen.cached else ""
+    frozen = f", the first {layers} layers frozen{cached}" if layers else ""
     log(f"model       {describe_backbone(planned.backbone)}, {options.model.head} head{frozen}")
     log(
         f"step        {planned.rows} rows of {planned.length} tokens, --optimizer={options.optimizer.optimizer} "

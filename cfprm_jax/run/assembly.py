@@ -39,7 +39,7 @@ def partition_of(config: TrainConfig, network: PRMConfig) -> Partition:
       UserError: more layers are frozen than there are, or none is left for adapters.
     """
     adapters = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
-    return Partition(network, config.frozen.frozen_layers, adapters)
+    return Partition(network, config.frozen.frozen_layers, adapters, config.frozen.cached)
 
 
 def build_program(
@@ -68,4 +68,5 @@ def build_program(
         partition.lora,
         config.model.deterministic,
         partition.frozen_layers,
+        partition.cached,
     )

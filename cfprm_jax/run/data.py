@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from cfprm_jax.config import LossConfig
 from cfprm_jax.data.corpus import Corpus, open_corpus
-from cfprm_jax.data.loader import Batch, Loader, evaluation_batches
+from cfprm_jax.data.loader import Batch, HiddenStates, Loader, evaluation_batches
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import summary
 from cfprm_jax.run.inputs import LogLine, Sources
@@ -26,7 +26,7 @@ class DataSplits(NamedTuple):
     """Training batches, and those of the held-out split."""
 
     loader: Loader
-    held_out: list[Batch]  # empty without a held-out split
+    held_out: Sequence[Batch]  # empty without a held-out split
     report: dict[str, Any]  # counts of the training corpus
 
 
@@ -37,21 +37,29 @@ def open_splits(
     mesh: Mesh,
     *,
     log: LogLine = lambda _: None,
+    hidden: HiddenStates | None = None,
 ) -> DataSplits:
-    """The training batches, and those of the held-out split."""
+    """The training batches, and those of the held-out split.
+
+    Args:
+      hidden: the output of the frozen layers, which is completed for both and put into the batches.
+    """
     train = training_corpus(config, sources, tokenizer, log=log)
     for line in summary.corpus(train.report):
         log(f"train       {line}")
     if config.loss.redundancy:
         refuse_without_redundancy(train.report)
-    loader = training_loader(config, train, mesh)
-    held_out: list[Batch] = []
+    loader = training_loader(config, train, mesh, hidden)
+    if hidden is not None:
+        for granularity in train.granularities:
+            hidden.prepare(train[granularity])
+    held_out: Sequence[Batch] = []
     if held_out_fraction(config, sources) or sources.held_out:
         split = held_out_corpus(config, sources, tokenizer, train, log=log)
         most = config.eval.eval_max_trajectories
         rows = rules.row_multiple(mesh)
         held_out = evaluation_batches(
-            split, config.packing, config.encoding, most, rows, redundancy=config.loss.redundancy
+            split, config.packing, config.encoding, most, rows, redundancy=config.loss.redundancy, hidden=hidden
         )
     number = sum(batch.trajectories for batch in held_out)
     log(f"held out    {number:,} trajectories" if held_out else "held out    no question, so there is no evaluation")
@@ -123,7 +131,7 @@ def _open(
     return opened
 
 
-def training_loader(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> Loader:
+def training_loader(config: TrainConfig, corpus: Corpus, mesh: Mesh, hidden: HiddenStates | None = None) -> Loader:
     """The batches of a run over this corpus, in rows that divide over the devices and microbatches."""
     return Loader(
         corpus,
@@ -133,6 +141,7 @@ def training_loader(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> Loader:
         config.run.seed,
         rules.row_multiple(mesh) * config.optimizer.accumulation,
         second_targets(config.loss),
+        hidden,
     )
 
 

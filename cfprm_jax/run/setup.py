@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from cfprm_jax.checkpoints import frozen
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.model_directory.tokenizer_files import marker_origin
-from cfprm_jax.run import assembly, inputs, summary
+from cfprm_jax.run import assembly, inputs, summary, trunk
 from cfprm_jax.run.data import DataSplits, open_splits
 from cfprm_jax.run.inputs import LogLine, Network, Sources
 from cfprm_jax.run.options import TrainConfig
@@ -78,7 +78,10 @@ def setup(
     if reserved is not None:
         log(f"marker      the reserved token {reserved} is renamed to {config.encoding.marker}")
     with turns():
-        data = open_splits(config, sources, tokenizer, mesh, log=log)
+        hidden = trunk.open_hidden(config, sources, partition, tokenizer, mesh, log)
+        data = open_splits(config, sources, tokenizer, mesh, log=log, hidden=hidden)
+    if hidden is not None:
+        hidden.free()
     num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
     log(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
     built = assembly.build_program(config, network.config, num_steps, mesh, build=build)

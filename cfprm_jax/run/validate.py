@@ -38,4 +38,9 @@ def _validate_training(config: TrainConfig) -> None:
             f"--frozen_layers={config.frozen.frozen_layers} needs a backbone with weights of its own; no checkpoint "
             "would hold random ones"
         )
+    if config.frozen.cache_frozen != "off" and not config.frozen.frozen_layers:
+        raise UserError(
+            f"--cache_frozen={config.frozen.cache_frozen} needs --frozen_layers: without frozen layers there is "
+            "nothing to keep"
+        )
     program.refuse_optimizer(config.optimizer.optimizer, config.model.dtype, adapters)

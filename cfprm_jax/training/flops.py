@@ -26,6 +26,7 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("GH200", 989.4e12),
     ("A100", 312e12),
     ("A800", 312e12),
+    ("RTX 4090", 165.2e12),
     ("TPU v4", 275e12),
     ("TPU v5 lite", 197e12),
     ("TPU v5e", 197e12),
