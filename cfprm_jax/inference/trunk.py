@@ -58,7 +58,7 @@ def unit_of(members: Sequence[int], encoded: Sequence[Encoded]) -> Unit:
     return Unit(places.digest(tokens.__getitem__), list(members), places)
 
 
-class Trunk:
+class TrunkComputation:
     """Computes the frozen layers of one network.
 
     Attributes:
@@ -93,7 +93,7 @@ class Trunk:
 class CachedTrunk:
     """A trunk, and the cache of its output."""
 
-    def __init__(self, trunk: Trunk, cache: TrunkCache) -> None:
+    def __init__(self, trunk: TrunkComputation, cache: TrunkCache) -> None:
         self.layers = trunk.layers
         self.cache = cache
         self._trunk = trunk
@@ -233,7 +233,7 @@ def for_scoring(option: str, loaded: LoadedPRM, model: str | pathlib.Path, mesh:
         )
     cache = open_cache(option, partition, frozen.backbone_directory(record), loaded.tokenizer)
     params, layers = loaded.params, partition.frozen_layers
-    return CachedTrunk(Trunk(partition, lambda: trunk_of(params, layers), mesh), cache)
+    return CachedTrunk(TrunkComputation(partition, lambda: trunk_of(params, layers), mesh), cache)
 
 
 def identity_of(

@@ -19,7 +19,7 @@ from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.data.prefix_places import PrefixPlaces, path_columns
 from cfprm_jax.inference import trunk
 from cfprm_jax.inference.row_plan import RowPlanner
-from cfprm_jax.inference.trunk import CachedTrunk, Trunk, Unit
+from cfprm_jax.inference.trunk import CachedTrunk, TrunkComputation, Unit
 from cfprm_jax.models.partition import Partition
 from cfprm_jax.run.inputs import LogLine, Sources
 from cfprm_jax.run.options import TrainConfig
@@ -172,7 +172,7 @@ def open_hidden(
     if jax.process_count() > 1:  # each process looks for itself, and the first computes
         local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
         mesh = rules.make_mesh(DeviceConfig(), local)
-    computing = Trunk(partition, lambda: trunk.load_trunk(partition, sources.model, mesh), mesh)
+    computing = TrunkComputation(partition, lambda: trunk.load_trunk(partition, sources.model, mesh), mesh)
     net = partition.network.backbone
     planner = RowPlanner(config.encoding.max_length, net.hidden_size, "tree", _ROWS, 0, rules.row_multiple(mesh))
     return CorpusHidden(CachedTrunk(computing, cache), planner, log)
