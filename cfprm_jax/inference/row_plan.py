@@ -60,7 +60,7 @@ class RowPlanner:
         row_length: int = 0,
         multiple: int = 1,
     ) -> None:
-        """A planner of solutions of up to so many tokens.
+        """A planner of rows for solutions of up to a maximum length.
 
         Args:
           width: of the network.
@@ -106,7 +106,8 @@ class RowPlanner:
           lengths, shared: tokens of each sequence, and what it has in common with the one before it.
         """
         costs = [length * (1 + length / self._attention) for length in self._lengths]
-        best, cut = [0.0], [(0, 0)]  # of the first so many sequences: cost, and (row length, first) of the last row
+        # best[k] is the cost of the first k sequences, cut[k] the (row length, first) of their last row.
+        best, cut = [0.0], [(0, 0)]
         for end in range(1, len(lengths) + 1):
             found, where, more = math.inf, (0, 0), 0
             for first in range(end - 1, -1, -1):
@@ -156,7 +157,7 @@ def _lengths(longest: int, usual: int) -> tuple[int, ...]:
 
 
 def _joined(rows: Sequence[ScoringBatch], count: int) -> ScoringBatch:
-    """Single rows as one batch of so many; those that are missing are padding."""
+    """Single rows as one batch of count rows, filled up with padding."""
     length = rows[0].rows[0].shape[1]
     empty = np.zeros((count - len(rows), length), np.int32)
     ends = empty + np.arange(1, length + 1, dtype=np.int32)

@@ -172,9 +172,9 @@ class _Cache:
         if shared == len(tokens):
             return
         self._tokens = tokens
-        wanted = _cache_blocks(len(tokens))
-        if wanted > self._sequence.blocks:
-            self._sequence = _resize(self._mesh, self._sequence, wanted)
+        needed = _cache_blocks(len(tokens))
+        if needed > self._sequence.blocks:
+            self._sequence = _resize(self._mesh, self._sequence, needed)
         padded = np.zeros(-(-len(tokens) // BLOCK) * BLOCK, np.int32)
         padded[: len(tokens)] = tokens
         for block in range(shared // BLOCK, len(padded) // BLOCK):

@@ -146,10 +146,10 @@ class CachedTrunk:
         own = {i: (unit, k) for unit in chosen.values() for k, i in enumerate(unit.members)}
         left = {key: len(unit.members) for key, unit in chosen.items()}
         states: dict[str, Any] = {}
-        wanted = [batch for batch in batches if any(i in own for i in batch.members)]
-        started = (self._trunk(batch) for batch in wanted)
+        selected = [batch for batch in batches if any(i in own for i in batch.members)]
+        started = (self._trunk(batch) for batch in selected)
         ahead: collections.deque[jax.Array] = collections.deque()
-        for batch in wanted:
+        for batch in selected:
             # The device computes the next batch while the host takes this one apart.
             while len(ahead) < 2 and (following := next(started, None)) is not None:
                 ahead.append(following)
