@@ -83,15 +83,18 @@ def test_z_equals_transformers_token_classification(labels, make_reference, make
     assert np.abs(z - expected).max() < 2e-5 * np.abs(expected).max()
 
 
-def test_real_checkpoint_equals_transformers(make_rows, capsys):
-    """The real 0.5B weights in float32: hidden states to 2e-5 of their largest value."""
-    directory = os.environ.get("CFPRM_JAX_QWEN_05B")
-    if not directory:
-        pytest.skip("set CFPRM_JAX_QWEN_05B to a directory with Qwen2.5 0.5B weights to compare with them")
+# Directories of real weights, separated as in PATH; each family's own numbers are in docs/results.md.
+REAL_WEIGHTS = [path for path in os.environ.get("CFPRM_JAX_REAL_WEIGHTS", "").split(os.pathsep) if path]
+
+
+@pytest.mark.skipif(not REAL_WEIGHTS, reason="CFPRM_JAX_REAL_WEIGHTS names no directories of real weights")
+@pytest.mark.parametrize("directory", REAL_WEIGHTS)
+def test_real_weights_equal_transformers(directory, make_rows, capsys):
+    """Hidden states in float32: to 2e-5 of their largest value."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = PRMConfig(loading.read_config(directory)[0])
-    tokens = np.random.default_rng(0).integers(0, 150000, (2, 96))
+    tokens = np.random.default_rng(0).integers(0, config.backbone.vocab_size, (2, 96))
     rows = make_rows(tokens)
     start = time.monotonic()
     params, report = loading.load_params(directory, config, head_key=jax.random.key(0))
