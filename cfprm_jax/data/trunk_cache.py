@@ -142,7 +142,7 @@ class TrunkCache:
             self._units = kept
 
     def require_room(self, tokens: int) -> None:
-        """UserError unless the disk has room for the states of so many more tokens."""
+        """UserError unless the disk has room for the states of this number of further tokens."""
         needed = tokens * self._row
         if needed > os.statvfs(self.directory).f_bavail * os.statvfs(self.directory).f_frsize:
             raise UserError(
@@ -188,6 +188,6 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    # The first digits tell two hashes apart.
+    # The first digits distinguish two hashes.
     text = str(value)
     return text if len(text) <= 40 else f"{text[:16]}..."

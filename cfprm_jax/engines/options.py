@@ -54,7 +54,7 @@ class EngineConfig(Options):
 
     @property
     def kind(self) -> str:
-        """What completions depend on: those of one kind go on in a file, wherever they are made."""
+        """What completions depend on: completions of equal kind may be appended to one file, wherever they are made."""
         return "requests" if self.elsewhere else "this process"
 
     @property

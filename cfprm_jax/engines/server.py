@@ -1,4 +1,4 @@
-"""A policy behind a server of OpenAI's completions (vLLM, SGLang, and others), asked with many requests at once."""
+"""A policy behind a server of OpenAI's completions (vLLM, SGLang, and others), with many concurrent requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ServerEngine:
         retries: int,
         first_wait: float = _FIRST_WAIT,
     ) -> None:
-        """An engine; the server is asked for its model.
+        """An engine; its model is the one that the server lists.
 
         Args:
           url: up to and with /v1.

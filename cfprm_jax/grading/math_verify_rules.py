@@ -73,7 +73,7 @@ def equal(predicted: str, gold: str) -> bool:
 
 
 def _by_form(given: str, expected: str) -> str | None:
-    """The verdict where the form of two answers decides: bases, lists that go on, sets beside tuples, named values."""
+    """The verdict where the form of two answers decides: bases, open-ended lists, sets beside tuples, named values."""
     bases = [_BASE.fullmatch(answer.replace(" ", "")) for answer in (given, expected)]
     if bases[1]:
         # Without its base a numeral is another number.

@@ -1,7 +1,7 @@
 """A language model as judge: requests about labelled rows, its verdicts, and the rows on which it agrees.
 
-A request numbers the steps of a solution as paragraphs from 0 and asks for the first wrong one, or -1. A row is kept
-only if judge and counts name the same first error, or both none (consensus filtering, arXiv 2501.07301).
+A request numbers the steps of a solution as paragraphs from 0; the reply is the number of the first wrong one, or -1. A
+row is kept only if judge and counts name the same first error, or both none (consensus filtering, arXiv 2501.07301).
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Rounds(Generic[Result]):
         """All the rounds."""
         for place in range(len(self._methods)):
             self._advance(place, None)
-        while asked := self._asked():
-            found = dict(roll(asked))
+        while open_ := self._open():
+            found = dict(roll(open_))
             if not found:
                 return
             self._known |= found
@@ -43,7 +43,7 @@ class Rounds(Generic[Result]):
                 if all(one in self._known for one in wanted):
                     self._advance(place, {prefix: self._known[question, prefix] for question, prefix in wanted})
 
-    def _asked(self) -> list[Wanted]:
+    def _open(self) -> list[Wanted]:
         every = dict.fromkeys(one for wanted in self.waiting.values() for one in wanted)
         return [one for one in every if one not in self._known]
 

@@ -37,7 +37,7 @@ Log = Callable[[str], None]
 
 
 class BadRows:
-    """Bad rows of the input: so many are skipped."""
+    """Counts malformed rows of the input, which are skipped, up to a most."""
 
     def __init__(self, most: int) -> None:
         self._most = most

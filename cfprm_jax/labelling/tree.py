@@ -90,7 +90,7 @@ class SearchTree:
         """Every node but the root and those after a first error, in depth-first order."""
         kept = [node for prefix, node in self.nodes.items() if prefix and not self.parent(prefix).wrong]
         kept = [node for node in kept if node.outcome.successes is not None]
-        # Prefixes before what goes on from them, siblings in the order of the search.
+        # Prefixes before their continuations, siblings in the order of the search.
         places: dict[Prefix, int] = {}
         for prefix in self.nodes:
             for size in range(1, len(prefix) + 1):
@@ -102,7 +102,7 @@ class SearchTree:
         return sorted(kept, key=order)
 
     def leaves(self) -> list[Node]:
-        """The edges from which no other goes on."""
+        """The edges that have no child."""
         edges = self.edges()
         inner = {self.parent(node.prefix).prefix for node in edges}
         return [node for node in edges if node.prefix not in inner]

@@ -142,7 +142,7 @@ class CorpusHidden:
 
 
 def _groups(records: Sequence[int], sizes: dict[int, int]) -> Iterator[list[int]]:
-    """Records in their order, in groups of about so many tokens."""
+    """Records in their order, in groups of about this number of tokens."""
     group: list[int] = []
     for record in records:
         group.append(record)

@@ -42,12 +42,12 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def visible_pairs(batch: PackedBatch, tokens: int) -> int:
-    """Pairs (token, token that it sees) of a batch with so many tokens: each sees its ancestors and itself."""
+    """Visible pairs of a batch (token, token that it attends to): a token attends to its ancestors and itself."""
     return int(np.sum(batch.positions, dtype=np.int64)) + tokens  # padding has position 0
 
 
 def train_flops(config: PRMConfig, tokens: int, pairs: int, partition: Partition | None = None) -> float:
-    """Of one step over so many tokens (padding not counted) and visible pairs.
+    """Of one step over the given tokens (without padding) and visible pairs.
 
     Frozen layers are computed forward only, and not at all where their output is cached. What adapters and their
     gradients need is not counted.

@@ -25,13 +25,13 @@ from cfprm_jax.training.slots import Compact, Moments, Plain, RoundingKey
 Schedule = Callable[[Any], Any]
 """Optimizer steps done -> learning rate of the next."""
 
-# A layer with at least so many parameters is updated in a turn of a loop of its own, which bounds the float32
+# A layer with at least this number of parameters is updated in a loop iteration of its own, which bounds the float32
 # temporaries; below that the loop costs more than they do.
 _LARGE_LAYER = 1 << 20
 
 
 class Optimizer(Protocol):
-    """What the train step asks of an optimizer. Trees are nested dicts of the parameters' structure."""
+    """The interface of an optimizer to the train step. Trees are nested dicts of the parameters' structure."""
 
     def init(self, masters: Any) -> tuple[Any, Any]:
         """Float32 parameters -> (params, opt_state) before the first step."""

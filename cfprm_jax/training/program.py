@@ -78,7 +78,7 @@ def refuse_optimizer(optimizer: str, dtype: str, adapters: Lora | None) -> None:
         raise UserError("--optimizer=adamw_compact saves nothing beside --lora_rank: choose --optimizer=adamw")
     if dtype != "bfloat16":
         raise UserError(
-            f"--optimizer=adamw_compact computes with bfloat16 weights, and --dtype={dtype} asks for more; "
+            f"--optimizer=adamw_compact computes with bfloat16 weights, but --dtype is {dtype}; "
             "choose --optimizer=adamw"
         )
 

@@ -61,7 +61,7 @@ class PlainSlot(NamedTuple):
 
 
 class CompactSlot(NamedTuple):
-    """All of master and moments that the bfloat16 param does not say."""
+    """What master weights and moments have beyond the bfloat16 parameter."""
 
     low: Any  # int16: bits of the master minus those of param
     ratio: Any  # int8: first moment over the root of the second

@@ -15,7 +15,7 @@ COMPACT = "--optimizer=adamw_compact"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([COMPACT, "--dtype=float32"], "computes with bfloat16 weights, and --dtype=float32 asks for more"),
+        ([COMPACT, "--dtype=float32"], "computes with bfloat16 weights, but --dtype is float32"),
         ([COMPACT, "--lora_rank=2"], "saves nothing beside --lora_rank"),
         (["--lora_rank=2", "--init=random"], "--lora_rank needs a backbone with weights of its own"),
         (["--lora_rank=2", "--lora_targets=query,lm_head"], "--lora_targets: lm_head is not among"),
