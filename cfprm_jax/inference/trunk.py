@@ -229,7 +229,7 @@ def for_scoring(option: str, loaded: LoadedPRM, model: str | pathlib.Path, mesh:
     partition, record = frozen.partition_of(loaded.meta, loaded.config), frozen.described(loaded.meta)
     if record is None or not partition.frozen_layers:
         raise UserError(
-            f"--cache_frozen={option}: {model} has no frozen layers; it is for runs of train with --frozen_layers"
+            f"--cache_frozen={option:.80}: {model} has no frozen layers; it is for runs of train with --frozen_layers"
         )
     cache = open_cache(option, partition, frozen.backbone_directory(record), loaded.tokenizer)
     params, layers = loaded.params, partition.frozen_layers

@@ -39,8 +39,5 @@ def _validate_training(config: TrainConfig) -> None:
             "would hold random ones"
         )
     if config.frozen.cache_frozen != "off" and not config.frozen.frozen_layers:
-        raise UserError(
-            f"--cache_frozen={config.frozen.cache_frozen} needs --frozen_layers: without frozen layers there is "
-            "nothing to keep"
-        )
+        raise UserError("--cache_frozen needs --frozen_layers: without frozen layers there is nothing to keep")
     program.refuse_optimizer(config.optimizer.optimizer, config.model.dtype, adapters)
