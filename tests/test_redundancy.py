@@ -36,6 +36,7 @@ from cfprm_jax.models import prm
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params
 from cfprm_jax.run import model_card, warm_start
+from cfprm_jax.run.data import refuse_without_redundancy
 from cfprm_jax.training import step
 
 NAN = float("nan")

@@ -87,7 +87,7 @@ class BatchPlan:
         self._orders: dict[int, Int64[np.ndarray, " trajectories"]] = {}
         self._lock = threading.Lock()
         self.passes: list[Pass] = []
-        self._bounds: list[Int64[np.ndarray, batches + 1]] = []
+        self._bounds: list[Int64[np.ndarray, " batches+1"]] = []
         step = 0
         for stage, mixed in enumerate(stages(granularities)):
             total = sum(corpus.num_trajectories(granularity) for granularity in mixed)
@@ -160,7 +160,7 @@ class BatchPlan:
         shared = np.concatenate([np.asarray(reader.shared) for reader in readers])
         return budget.Costs(lengths, shared if self._shares else np.zeros_like(shared))
 
-    def _cut(self, this: Pass, costs: budget.Costs, tokens: int) -> Int64[np.ndarray, batches + 1]:
+    def _cut(self, this: Pass, costs: budget.Costs, tokens: int) -> Int64[np.ndarray, " batches+1"]:
         order = self._order(len(self.passes) - 1)
         place = np.empty_like(order)
         place[self._depth_first(this.granularities)] = np.arange(len(order))

@@ -34,7 +34,7 @@ def cut(
     units: Int64[np.ndarray, " units"],
     costs: Costs,
     budget: int,
-) -> Int64[np.ndarray, batches + 1]:
+) -> Int64[np.ndarray, " batches+1"]:
     """The bounds of the batches of a pass: their begins, and the end.
 
     A unit (a record, a run of its trajectories, or one trajectory) that no longer fits begins the next batch. One that

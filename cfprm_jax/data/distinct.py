@@ -35,7 +35,7 @@ class DistinctSteps(NamedTuple):
 
     nodes: Int32[Array, "trajectories steps"]
     labels: Float32[Array, "trajectories steps"]
-    questions: Int32[Array, trajectories]
+    questions: Int32[Array, " trajectories"]
 
 
 def distinct_steps(
