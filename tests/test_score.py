@@ -173,9 +173,9 @@ def test_killed_at_random_points_the_file_is_the_same(prm, world, tmp_path, suff
     process = start(straight)
     assert process.wait() == 0, process.stderr.read()
     partial = killed.with_name(f"{killed.name}.partial")
-    for rows in (1, 130) if not suffix else (70,):
+    for written in (1, 130) if not suffix else (70,):
         process = start(killed)
-        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") >= rows):
+        while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") >= written):
             time.sleep(0.0005)
         process.kill()
         assert process.wait() in (-9, 0), process.stderr.read()

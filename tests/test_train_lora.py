@@ -158,7 +158,7 @@ def test_peft_loads_its_adapters(tiny, run, tmp_path):
 def test_a_run_without_adapters_has_none_to_export(tiny, tmp_path):
     run_here(tiny.arguments("whole", init="pretrained", max_steps=1))
     given = [f"--checkpoint={tiny.directory / 'whole'}", f"--output_dir={tmp_path / 'out'}", "--format=peft_adapter"]
-    with pytest.raises(UserError, match="is no run with adapters"):
+    with pytest.raises(UserError, match="train --lora_rank"):
         export.main(flags.parse(export.ExportConfig, ["export", *given]))
 
 
