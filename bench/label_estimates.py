@@ -25,7 +25,7 @@ from cfprm_jax.labelling import first_error
 from cfprm_jax.labelling.rollouts import Outcome, Rollout
 from cfprm_jax.options import Options, option
 from cfprm_jax.synthetic.solver import sample_bias, solve
-from cfprm_jax.synthetic.world import MODULUS, Problem, Step, WorldConfig, distinct_problems
+from cfprm_jax.synthetic.world import MODULUS, Problem, WorldConfig, WorldStep, distinct_problems
 
 ROLLOUTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -66,7 +66,7 @@ def cases(config: EstimatesConfig) -> list[tuple[list[int], list[float]]]:
     return found
 
 
-def _state(problem: Problem, steps: tuple[Step, ...]) -> tuple[bool, int]:
+def _state(problem: Problem, steps: tuple[WorldStep, ...]) -> tuple[bool, int]:
     """Whether the day is right after these steps, and the moves left."""
     worked = [step for step in steps if step.index >= 0]
     done = worked[-1].index + 1 if worked else 0
