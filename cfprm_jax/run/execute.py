@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import io
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -56,11 +57,10 @@ def execute(config: TrainConfig, processes: Processes, stop_signal: StopSignal) 
         sources, candidates = execution.open_inputs(config)
         config = inputs.adopt_prm_options(config, sources, log)
         made = setup(config, execution.mesh, sources, log=log, turns=processes.one_after_the_first)
-        result, num_new = execution.train(config, made)
-        if not result.complete and stop_signal.received is not None:
-            received = stop_signal.received.name
-            log(f"stopped by {received} after step {result.step:,}, which is saved; {resume_with(output_dir)}")
-            return exit_status(config, stop_signal.received)
+        result, num_new, received = execution.train(config, made)
+        if not result.complete and received is not None:
+            log(f"stopped by {received.name} after step {result.step:,}, which is saved; {resume_with(output_dir)}")
+            return exit_status(config, received)
         log(f"done        {num_new:,} steps in {duration(time.monotonic() - started)}")
         if sources.candidates:
             execution.rank_candidates(config, candidates, result.step)
@@ -86,8 +86,12 @@ class _Execution:
             candidates = inputs.open_candidates(sources.candidates, config.eval.bon_n) if sources.candidates else []
         return sources, candidates
 
-    def train(self, config: TrainConfig, made: Setup) -> tuple[LoopResult, int]:
-        """Train from the newest checkpoint or from the start; the result, and the number of steps left at the start."""
+    def train(self, config: TrainConfig, made: Setup) -> tuple[LoopResult, int, signal.Signals | None]:
+        """Train from the newest checkpoint or from the start.
+
+        Returns:
+          The result, the number of steps left at the start, and the signal that any of the processes received.
+        """
         # Hosts and processes are no part of a run, which may be resumed on others.
         kept = dataclasses.replace(config, distributed=DistributedConfig())
         fingerprint = identity.fingerprint(config, made)
@@ -117,7 +121,7 @@ class _Execution:
                 self.log(f"resume      {self.output_dir} after step {position.step:,}")
             writers = self._open_writers(stack, kept, made, position, checkpoints)
             result = loop.train(plan, position, batches, writers, stop)
-        return result, made.num_steps - position.step
+        return result, made.num_steps - position.step, stop.received
 
     def _plan(
         self, config: TrainConfig, made: Setup, watch: out_of_memory.Watch, meta: Mapping[str, Any]
