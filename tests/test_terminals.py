@@ -175,7 +175,8 @@ def test_a_closed_terminal_a_comma_in_the_name_and_a_reader_who_leaves(tiny) -> 
     """SIGHUP saves and stops; the command that is printed resumes, and `| head -3` does not end it: all is as ever."""
     straight, _ = tiny.straight()
     run = tiny.directory / "one,two"
-    process = tiny.start(tiny.arguments(run.name))
+    # A checkpoint at every step, so that the run is not over before the signal on a machine that is busy.
+    process = tiny.start(tiny.arguments(run.name, checkpoint_every=1))
     wait_for_step(process, run, 4)
     process.send_signal(signal.SIGHUP)
     line = finish(process).splitlines()[-1]
