@@ -55,7 +55,7 @@ def run(*arguments: str) -> int:
 def test_sigterm_ends_it_with_status_0(prm) -> None:
     """A process of its own, whose signals are its own: from the line that names the port to the counts at the end."""
     given = [f"--model={prm}", "--port=0", "--served_model_name=tiny", "--mesh=data=1", "--compile_cache_dir="]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CFPRM_API_KEY": "secret"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CFPRM_API_KEY": "secret", "XLA_FLAGS": ""}
     with subprocess.Popen(
         [sys.executable, "-m", "cfprm_jax.serve", *given],
         env=environment,
@@ -69,6 +69,7 @@ def test_sigterm_ends_it_with_status_0(prm) -> None:
                 printed.append(line)
                 if line.startswith("listening"):
                     break
+            assert printed and printed[-1].startswith("listening"), printed
             port = int(printed[-1].split("127.0.0.1:")[1].split()[0])
 
             def ask(path: str, body: dict | None, key: str) -> tuple[int, dict]:
