@@ -10,12 +10,11 @@ if __name__ == "__main__":
 import collections
 import dataclasses
 import functools
-import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,11 +44,6 @@ from cfprm_jax.options import Options, option
 from cfprm_jax.report import prm_bench as report
 from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from cfprm_jax.inference.scorer import Scorer
 
 SCORES, RESULTS, TABLE, LATEX, PAGE = "scores.jsonl", "results.json", "table.md", "table.tex", "report.html"
 # "Step 3. " or "3. ", but not the beginning of "3.5".
@@ -190,16 +184,18 @@ def without_number(steps: Sequence[str], how: str) -> list[str]:
 def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str, Any]], str]:
     """Scores the cases with the PRM of the flags; returns the rows of scores.jsonl and the name of the encoding."""
     # Imported here, because the evaluation of existing scores does not need JAX.
+    from cfprm_jax.inference.benchmarks import open_scorer
     from cfprm_jax.inference.rows import ScoringCounts, score_rows
     from cfprm_jax.sharding import session
 
     def so_far() -> str:
         return f"{counts.rows:,} of {len(cases):,} cases, {counts.rows / progress.elapsed:,.1f} cases/s"
 
-    with session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh):
-        scorer, encoding = _scorer(config, mesh)
+    with session.opened(config.device, _log) as (_, mesh):
+        scorer, encoding = open_scorer(config, mesh, _log)
+        given = (_row(config, case) for case in cases)
         out, counts, progress = [], ScoringCounts(), ProgressLine("scoring")
-        for case, (row, _) in zip(cases, score_rows(_rows(cases, config), scorer, counts), strict=True):
+        for case, (row, _) in zip(cases, score_rows(given, scorer, counts), strict=True):
             out.append(_scored_row(case, row))
             progress.show(so_far, counts.rows / len(cases))
         progress.clear()
@@ -208,24 +204,10 @@ def score(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str,
 
 def score_share(cases: Sequence[Case], config: PRMBenchConfig) -> int:
     """Score the share of --shard into its part; one that was stopped resumes."""
-    from cfprm_jax.inference import parts
-    from cfprm_jax.inference.rows import ScoringCounts, score_rows
-    from cfprm_jax.runtime import shards
-    from cfprm_jax.sharding import session
+    from cfprm_jax.inference import benchmarks
 
-    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
-    with (
-        session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh),
-        parts.opened_part(config, config.output_dir) as (shard, output),
-    ):
-        if not output.complete:
-            scorer, encoding = _scorer(config, mesh)
-            output.require("encoding", encoding)
-            own = [case for case in cases if shard.owns(case.question)][output.done :]
-            scored = score_rows(_rows(cases, config), scorer, ScoringCounts(), output.done, shard)
-            for case, (row, _) in zip(own, scored, strict=True):
-                output.write(_scored_row(case, row))
-    print(f"part        {shard.path(f'{config.output_dir}.jsonl')}")
+    given = functools.partial(_row, config)
+    benchmarks.score_share(config, cases, lambda case: case.question, given, _scored_row, _log)
     return 0
 
 
@@ -239,36 +221,17 @@ def merged(cases: Sequence[Case], config: PRMBenchConfig) -> list[dict[str, Any]
     return list(parts.merged(of_parts, given, parts.check_scored, lambda row: str(row.get("question"))))
 
 
-def _rows(cases: Sequence[Case], config: PRMBenchConfig) -> Iterator[tuple[dict[str, Any], str]]:
-    """The cases as stepwise rows, which score_rows takes."""
-    for case in cases:
-        yield {"prompt": case.question, "completions": without_number(case.steps, config.strip_numbers)}, case.source
+def _row(config: PRMBenchConfig, case: Case) -> tuple[dict[str, Any], str]:
+    """A case as a stepwise row, which score_rows takes."""
+    return {"prompt": case.question, "completions": without_number(case.steps, config.strip_numbers)}, case.source
 
 
-def _scored_row(case: Case, row: dict[str, Any]) -> dict[str, Any]:
+def _scored_row(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
     return row_of(case, {key: value for key, value in row.items() if key not in ("prompt", "completions")})
 
 
-def _scorer(config: PRMBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
-    """The scorer that the flags name, and the name of its encoding."""
-    from cfprm_jax.inference import trunk
-    from cfprm_jax.inference.load import encoding_of, limited, open_prm
-    from cfprm_jax.inference.scorer import Scorer
-
-    model = config.model or config.checkpoint
-    encoding = encoding_of(model, config.encoding, config.step_separator)
-    print(f"encoding    {encoding.name} ({encoding.reason})", flush=True)
-    loaded = open_prm(
-        model,
-        config.dtype,
-        config.attention,
-        mesh,
-        encoding.name,
-        config.step_separator,
-        log=lambda line: print(f"checkpoint  {line}", flush=True),
-    )
-    cached = trunk.for_scoring(config.cache_frozen, loaded, model, mesh)
-    return Scorer(limited(loaded, config.max_length), mesh=mesh, trunk=cached), encoding.name
+def _log(line: str) -> None:
+    print(line, flush=True)
 
 
 def evaluate(

@@ -9,11 +9,10 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
-import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -45,7 +44,6 @@ from cfprm_jax.runtime.progress import ProgressLine
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from cfprm_jax.inference.scorer import Scorer
 
 # Solutions scored per call: enough to fill batches, few enough for frequent progress.
 _CHUNK = 128
@@ -206,27 +204,20 @@ def refuse_unscored(found: Iterable[dict[str, Any]]) -> None:
 
 def score_share(found: list[dict[str, Any]], config: ProcessBenchConfig) -> int:
     """Score the share of --shard into its part; one that was stopped resumes."""
-    from cfprm_jax.inference import parts
-    from cfprm_jax.inference.rows import ScoringCounts, score_rows
-    from cfprm_jax.runtime import shards
-    from cfprm_jax.sharding import session
+    from cfprm_jax.inference import benchmarks
 
-    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
-    with (
-        session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh),
-        parts.opened_part(config, config.output_dir) as (shard, output),
-    ):
-        if not output.complete:
-            scorer, encoding = _scorer(config, mesh)
-            output.require("encoding", encoding)
-            own = [row for row in found if shard.owns(row["problem"])][output.done :]
-            given = (({"prompt": row["problem"], "completions": row["steps"]}, row["source"]) for row in found)
-            for row, (scored, _) in zip(
-                own, score_rows(given, scorer, ScoringCounts(), output.done, shard), strict=True
-            ):
-                shown = {key: value for key, value in row.items() if key != "source"}
-                output.write({**shown, **{key: scored[key] for key in ("step_scores", "step_logits")}})
-    print(f"part        {shard.path(f'{config.output_dir}.jsonl')}")
+    def scored(row: dict[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
+        shown = {key: value for key, value in row.items() if key != "source"}
+        return {**shown, **{key: of[key] for key in ("step_scores", "step_logits")}}
+
+    benchmarks.score_share(
+        config,
+        found,
+        lambda row: row["problem"],
+        lambda row: ({"prompt": row["problem"], "completions": row["steps"]}, row["source"]),
+        scored,
+        _log,
+    )
     return 0
 
 
@@ -246,38 +237,19 @@ def score(found: list[dict[str, Any]], config: ProcessBenchConfig) -> str:
     # Imported here, because the evaluation of scored rows does not need JAX.
     from cfprm_jax.sharding import session
 
-    with session.opened(config.device, functools.partial(print, flush=True)) as (_, mesh):
+    with session.opened(config.device, _log) as (_, mesh):
         return _score(found, config, mesh)
 
 
-def _scorer(config: ProcessBenchConfig, mesh: Mesh) -> tuple[Scorer, str]:
-    """The scorer that the flags name, and the name of its encoding."""
-    from cfprm_jax.inference import trunk
-    from cfprm_jax.inference.load import encoding_of, limited, open_prm
-    from cfprm_jax.inference.scorer import Scorer
-
-    model = config.model or config.checkpoint
-    encoding = encoding_of(model, config.encoding, config.step_separator)
-    print(f"encoding    {encoding.name} ({encoding.reason})", flush=True)
-    loaded = open_prm(
-        model,
-        config.dtype,
-        config.attention,
-        mesh,
-        encoding.name,
-        config.step_separator,
-        log=lambda line: print(f"checkpoint  {line}", flush=True),
-    )
-    if "step" in loaded.meta:
-        print(f"step        {loaded.meta['step']:,}", flush=True)
-    cached = trunk.for_scoring(config.cache_frozen, loaded, model, mesh)
-    return Scorer(limited(loaded, config.max_length), mesh=mesh, trunk=cached), encoding.name
+def _log(line: str) -> None:
+    print(line, flush=True)
 
 
 def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) -> str:
-    from cfprm_jax.inference.rows import sigmoid
+    from cfprm_jax.inference.benchmarks import open_scorer
+    from cfprm_jax.inference.rows import decimals, sigmoid
 
-    scorer, encoding = _scorer(config, mesh)
+    scorer, encoding = open_scorer(config, mesh, _log)
     progress = ProgressLine("scoring")
     # Solutions of one problem share the tokens of the problem.
     order = sorted(range(len(found)), key=lambda place: (found[place]["problem"], place))
@@ -288,7 +260,7 @@ def _score(found: list[dict[str, Any]], config: ProcessBenchConfig, mesh: Mesh) 
             if z is not None and not np.isfinite(z).all():
                 raise UserError(f"{found[place]['source']}: the model computes a score that is not finite")
             found[place]["step_scores"] = None if z is None else sigmoid(z).tolist()
-            found[place]["step_logits"] = None if z is None else [float(str(value)) for value in z]
+            found[place]["step_logits"] = None if z is None else decimals(z)
         progress.show(
             functools.partial(_so_far, start + len(chunk), len(order), progress),
             min(start + _CHUNK, len(order)) / len(order),

@@ -30,12 +30,12 @@ from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import QuestionRow, read_question_files
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
-from cfprm_jax.inference.candidates import encode_prompts
+from cfprm_jax.inference.candidates import encode_prompts, question_fields
 from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.prefix_scorer import PrefixScorer
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES, open_rows
-from cfprm_jax.inference.rows import sigmoid
+from cfprm_jax.inference.rows import decimals, sigmoid
 from cfprm_jax.inference.sampler import Sampling
 from cfprm_jax.options import Options, option
 from cfprm_jax.runtime import config_files, devices, digests, output_paths
@@ -177,19 +177,14 @@ def _existing(path: str) -> pathlib.Path:
 
 
 def _row(question: QuestionRow, found: list[Found], cost: Cost, separator: str) -> dict[str, Any]:
-    dataset = {} if question.dataset is None else {"dataset": question.dataset}
     return {
-        "id": question.id,
-        **dataset,
-        "question": question.question,
-        "answer": question.answer,
-        **question.rest,
+        **question_fields(question),
         "candidates": [
             {
                 "text": separator.join(one.partial.steps),
                 "steps": list(one.partial.steps),
                 "step_scores": None if one.logits is None else sigmoid(one.logits).tolist(),
-                "step_logits": None if one.logits is None else [float(str(z)) for z in one.logits],
+                "step_logits": None if one.logits is None else decimals(one.logits),
                 "finish": one.partial.finish or "unscored",
                 "tokens": one.partial.tokens,
             }

@@ -7,16 +7,12 @@ import json
 import jax
 import numpy as np
 import pytest
+from exported_prm import export_random
 
 import cfprm_jax
 from cfprm_jax import flags, prm_bench, synthetic
-from cfprm_jax.config import EncodingConfig
-from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.step_cases import CONTROL, PUBLISHED, read_cases
 from cfprm_jax.evaluation.case_scores import row_of
-from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.parameters import init_params
 
 
 def rows(count=4):
@@ -194,10 +190,7 @@ def test_a_model_scores_the_cases(tmp_path_factory, monkeypatch):
         0,
         synthetic.WorldConfig(train_problems=2, held_out_problems=2, solutions_per_problem=2, candidates_per_problem=2),
     )
-    config = PRMConfig(loading.read_config(world.model)[0])
-    encoding = EncodingConfig(max_length=96, system_prompt="")
-    params = init_params(config, jax.random.key(0))
-    loading.export(tmp_path / "prm", params, config, load_tokenizer(world.model), encoding, dtype="float32")
+    export_random(world.model, tmp_path / "prm")
     questions = [json.loads(line) for line in world.candidates.read_text().splitlines()]
     lines = []
     for question in questions:

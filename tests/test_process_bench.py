@@ -8,14 +8,10 @@ import resource
 import jax
 import numpy as np
 import pytest
+from exported_prm import export_random
 
 import cfprm_jax
 from cfprm_jax import flags, process_bench, synthetic
-from cfprm_jax.config import EncodingConfig
-from cfprm_jax.data.encoding import load_tokenizer
-from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.parameters import init_params
 
 
 def row(name, label, scores=None, **fields):
@@ -117,10 +113,7 @@ def test_a_model_scores_the_steps(tmp_path_factory, monkeypatch):
         0,
         synthetic.WorldConfig(train_problems=2, held_out_problems=3, solutions_per_problem=2, candidates_per_problem=2),
     )
-    config = PRMConfig(loading.read_config(world.model)[0])
-    encoding = EncodingConfig(max_length=96, system_prompt="")
-    params = init_params(config, jax.random.key(0))
-    loading.export(tmp_path / "prm", params, config, load_tokenizer(world.model), encoding, dtype="float32")
+    export_random(world.model, tmp_path / "prm")
     candidates = [json.loads(line) for line in world.candidates.read_text().splitlines()]
     rows = [
         {"id": str(place), "problem": c["question"], "steps": c["candidates"][0]["steps"], "label": -1}

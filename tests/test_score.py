@@ -13,15 +13,11 @@ import time
 import jax
 import numpy as np
 import pytest
+from exported_prm import export_random
 from safetensors.numpy import load_file, save_file
 
 import cfprm_jax
 from cfprm_jax import flags, score, synthetic
-from cfprm_jax.config import EncodingConfig
-from cfprm_jax.data.encoding import load_tokenizer
-from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.parameters import init_params
 
 WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=3, solutions_per_problem=2, candidates_per_problem=8)
 
@@ -33,12 +29,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prm(world, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("export") / "prm"
-    config = PRMConfig(loading.read_config(world.model)[0])
-    encoding = EncodingConfig(max_length=96, system_prompt="")
-    params = init_params(config, jax.random.key(0))
-    loading.export(directory, params, config, load_tokenizer(world.model), encoding, dtype="float32")
-    return directory
+    return export_random(world.model, tmp_path_factory.mktemp("export") / "prm")
 
 
 def run(*arguments):

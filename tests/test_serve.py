@@ -13,6 +13,7 @@ import sys
 
 import jax
 import pytest
+from exported_prm import export_random
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -20,11 +21,6 @@ pytest.importorskip("prometheus_client")
 
 import cfprm_jax
 from cfprm_jax import flags, serve, synthetic
-from cfprm_jax.config import EncodingConfig
-from cfprm_jax.data.encoding import load_tokenizer
-from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.parameters import init_params
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=2, solutions_per_problem=2, candidates_per_problem=2)
@@ -33,13 +29,7 @@ WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=2, solutions_p
 @pytest.fixture(scope="module")
 def prm(tmp_path_factory):
     world = synthetic.materialise(tmp_path_factory.mktemp("world"), 0, WORLD)
-    directory = tmp_path_factory.mktemp("export") / "prm"
-    config = PRMConfig(loading.read_config(world.model)[0])
-    params, tokenizer = init_params(config, jax.random.key(0)), load_tokenizer(world.model)
-    loading.export(
-        directory, params, config, tokenizer, EncodingConfig(max_length=96, system_prompt=""), dtype="float32"
-    )
-    return directory
+    return export_random(world.model, tmp_path_factory.mktemp("export") / "prm")
 
 
 @pytest.fixture(autouse=True)

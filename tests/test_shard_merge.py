@@ -7,13 +7,9 @@ import shutil
 
 import jax
 import pytest
+from exported_prm import export_random
 
 from cfprm_jax import flags, prm_bench, process_bench, score, synthetic
-from cfprm_jax.config import EncodingConfig
-from cfprm_jax.data.encoding import load_tokenizer
-from cfprm_jax.huggingface import loading
-from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.parameters import init_params
 
 WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=13, solutions_per_problem=2, candidates_per_problem=3)
 COUNT = 8
@@ -26,13 +22,7 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prm(world, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("export") / "prm"
-    config = PRMConfig(loading.read_config(world.model)[0])
-    params, tokenizer = init_params(config, jax.random.key(0)), load_tokenizer(world.model)
-    loading.export(
-        directory, params, config, tokenizer, EncodingConfig(max_length=96, system_prompt=""), dtype="float32"
-    )
-    return directory
+    return export_random(world.model, tmp_path_factory.mktemp("export") / "prm")
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,8 @@ def encode_prompts(
     return [Prompt(question.name, prompt.tokens) for question, prompt in zip(questions, encoded, strict=True)]
 
 
-def candidates_row(question: QuestionRow, candidates: Sequence[Completion]) -> dict[str, Any]:
-    """The row of a question in a candidates file (docs/candidates.md)."""
+def question_fields(question: QuestionRow) -> dict[str, Any]:
+    """The fields of a candidates file's row that are the question's own."""
     dataset = {} if question.dataset is None else {"dataset": question.dataset}
     return {
         "id": question.id,
@@ -76,6 +76,13 @@ def candidates_row(question: QuestionRow, candidates: Sequence[Completion]) -> d
         "question": question.question,
         "answer": question.answer,
         **question.rest,
+    }
+
+
+def candidates_row(question: QuestionRow, candidates: Sequence[Completion]) -> dict[str, Any]:
+    """The row of a question in a candidates file (docs/candidates.md)."""
+    return {
+        **question_fields(question),
         "candidates": [
             {"text": candidate.text, "finish": candidate.finish, "tokens": candidate.tokens} for candidate in candidates
         ],

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 
 from cfprm_jax.data.candidates import Question, parse_question
 from cfprm_jax.errors import UserError
@@ -172,8 +172,7 @@ def _scored(group: _Group, computation: Computation, counts: ScoringCounts, redu
                 )
             z = None if outputs is None else outputs[:, 0]
             solution.target["step_scores"] = None if z is None else sigmoid(z).tolist()
-            # The shortest decimal that is this float32, which float64's would not be.
-            solution.target["step_logits"] = None if z is None else [float(str(value)) for value in z]
+            solution.target["step_logits"] = None if z is None else decimals(z)
             solution.target.pop("step_redundancy", None)  # another model's
             if redundancy:
                 redundant = None if outputs is None else sigmoid(outputs[:, 1]).tolist()
@@ -186,6 +185,11 @@ def _scored(group: _Group, computation: Computation, counts: ScoringCounts, redu
         if number >= group.written:
             counts.rows += 1
             yield entry.row, entry.source
+
+
+def decimals(values: Float32[np.ndarray, " n"]) -> list[float]:
+    """float32 values for JSON: the shortest decimals that are them, which those of their float64 are not."""
+    return [float(str(value)) for value in values]
 
 
 def sigmoid(z: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from cfprm_jax.inference.prefix_rows import Tokens
-from cfprm_jax.inference.rows import sigmoid
+from cfprm_jax.inference.rows import decimals, sigmoid
 from cfprm_jax.serving.requests import MarkedRequest, StepsRequest
 
 Outputs = Sequence[Float32[np.ndarray, "steps outputs"]]
@@ -30,7 +30,7 @@ def steps(request: StepsRequest, sequences: Sequence[Tokens], outputs: Outputs) 
 
     answer: dict[str, Any] = {"scores": shaped([sigmoid(z[:, 0]).tolist() for z in outputs])}
     if request.logits:
-        answer["logits"] = shaped([[float(str(value)) for value in z[:, 0]] for z in outputs])
+        answer["logits"] = shaped([decimals(z[:, 0]) for z in outputs])
     if outputs[0].shape[1] > 1:
         answer["redundancy"] = shaped([sigmoid(z[:, 1]).tolist() for z in outputs])
     return {**answer, "usage": usage(sequences)}
@@ -95,5 +95,5 @@ def models(name: str, created: int, max_length: int) -> dict[str, Any]:
 def _labels(z: Float32[np.ndarray, " steps"], activation: bool) -> list[list[float]]:
     """[[1 - p, p], ...], or the logits [[0, z], ...] whose softmax that is: an export has a row of zeros beside z's."""
     if not activation:
-        return [[0.0, float(str(value))] for value in z]
+        return [[0.0, value] for value in decimals(z)]
     return np.stack([sigmoid(-z), sigmoid(z)], axis=1).tolist()

@@ -1,0 +1,79 @@
+"""Scoring of a benchmark's cases: the PRM that its flags name, and the part of a share (--shard)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from jax.sharding import Mesh
+
+from cfprm_jax.inference import parts, trunk
+from cfprm_jax.inference.load import encoding_of, limited, open_prm
+from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
+from cfprm_jax.inference.scorer import Scorer
+from cfprm_jax.runtime import shards
+from cfprm_jax.sharding import session
+
+_T = TypeVar("_T")
+Log = Callable[[str], None]
+
+
+def open_scorer(config: Any, mesh: Mesh, log: Log) -> tuple[Scorer, str]:
+    """The scorer of the PRM that the flags name, and the name of its encoding.
+
+    Args:
+      config: the options, with model, checkpoint, encoding, step_separator, dtype, attention, max_length and
+        cache_frozen.
+      log: receives lines about the encoding and the checkpoint.
+    """
+    model = config.model or config.checkpoint
+    encoding = encoding_of(model, config.encoding, config.step_separator)
+    log(f"encoding    {encoding.name} ({encoding.reason})")
+    loaded = open_prm(
+        model,
+        config.dtype,
+        config.attention,
+        mesh,
+        encoding.name,
+        config.step_separator,
+        log=lambda line: log(f"checkpoint  {line}"),
+    )
+    if "step" in loaded.meta:
+        log(f"step        {loaded.meta['step']:,}")
+    cached = trunk.for_scoring(config.cache_frozen, loaded, model, mesh)
+    return Scorer(limited(loaded, config.max_length), mesh=mesh, trunk=cached), encoding.name
+
+
+def score_share(
+    config: Any,
+    cases: Sequence[_T],
+    question: Callable[[_T], str],
+    given: Callable[[_T], SourcedRow],
+    scored: Callable[[_T, Mapping[str, Any]], Mapping[str, Any]],
+    log: Log,
+) -> None:
+    """Score the share of --shard into its part, beside --output_dir; one that was stopped resumes.
+
+    Args:
+      config: a dataclass of the options, with those of :func:`open_scorer`, input, output_dir, shard and device.
+      cases: all cases of the input.
+      question: of a case, which decides the share that it belongs to.
+      given: a case as a stepwise row, and its source.
+      scored: the row of the part, of a case and of its stepwise row with scores.
+      log: receives the lines about devices, PRM and part.
+    """
+    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
+    with (
+        session.opened(config.device, log) as (_, mesh),
+        parts.opened_part(config, config.output_dir) as (shard, output),
+    ):
+        if not output.complete:
+            scorer, encoding = open_scorer(config, mesh, log)
+            output.require("encoding", encoding)
+            own = [case for case in cases if shard.owns(question(case))][output.done :]
+            rows = score_rows(map(given, cases), scorer, ScoringCounts(), output.done, shard)
+            for case, (row, _) in zip(own, rows, strict=True):
+                output.write(scored(case, row))
+    log(f"part        {shard.path(f'{config.output_dir}.jsonl')}")
