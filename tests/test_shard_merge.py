@@ -194,6 +194,13 @@ def test_benchmarks(command, prm, tmp_path, capsys) -> None:
     for index in range(2):
         assert run("two", f"--model={prm}", f"--shard={index}/2") == 0
     assert run("one", f"--model={prm}", "--shard=0/1") == 0
+    part = tmp_path / "one.00000-of-00001.jsonl"
+    content = part.read_bytes()
+    # What a kill leaves: a row and a half. The same command scores the others.
+    part.unlink()
+    part.with_name(f"{part.name}.partial").write_bytes(content[: content.index(b"\n") + 40])
+    assert run("one", f"--model={prm}", "--shard=0/1") == 0
+    assert part.read_bytes() == content
     assert not (tmp_path / "two").exists()
     assert run("two", f"--merge={tmp_path}/two.*.jsonl") == 0
     assert run("one", f"--merge={tmp_path}/one.*.jsonl") == 0

@@ -11,7 +11,7 @@ import pytest
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference import rows as rows_module
-from cfprm_jax.inference.rows import ScoringCounts, score_rows, scored_questions, sigmoid
+from cfprm_jax.inference.rows import ScoringCounts, decimals, score_rows, scored_questions, sigmoid
 from cfprm_jax.inference.scorer import Scorer
 
 QUESTION = "start=three+two-four"
@@ -21,6 +21,12 @@ STEPS = ["three+two=five", "five-four=one", "answer=one"]
 @pytest.fixture(scope="module")
 def scorer(loaded):
     return Scorer(loaded, batch_rows=2)
+
+
+def test_logits_are_written_with_no_more_digits_than_float32_has() -> None:
+    values = np.array([0.1, -1.3, 1e-8, 16777216.0], np.float32)
+    assert decimals(values) == [0.1, -1.3, 1e-8, 16777216.0]
+    np.testing.assert_array_equal(np.float32(decimals(values)), values)
 
 
 def test_candidates_get_scores_and_keep_all_else(scorer):
