@@ -15,7 +15,8 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.options import Options, option, whole_number
 
 Granularity = int | str
-"""Steps in a window: a positive int, or "whole" for one window over the whole solution."""
+"""Steps in a window: a positive int, "whole" for one window over the whole solution, or "given" for the row's own."""
+NAMED_GRANULARITIES = ("given", "whole")
 
 SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 MARKER = "<extra_0>"
@@ -63,13 +64,13 @@ LARGEST_SEED = 2**32 - 1  # JAX folds a larger one to 32 bits, where different s
 
 
 def parse_granularity(text: str) -> Granularity:
-    """ "3" -> 3, "whole" -> "whole"; anything else is a UserError."""
-    if text == "whole":
-        return "whole"
+    """ "3" -> 3; "whole" and "given" as they are; anything else is a UserError."""
+    if text in NAMED_GRANULARITIES:
+        return text
     try:
         return whole_number(text, "--granularities", 1, MOST_GRANULARITY)
     except UserError as error:
-        raise UserError(f"{error}, nor 'whole'") from None
+        raise UserError(f"{error}, nor one of {', '.join(NAMED_GRANULARITIES)}") from None
 
 
 def decode_escapes(text: str) -> str:
@@ -165,7 +166,10 @@ class GranularityConfig(Options):
         upper=MOST_GRANULARITY,
     )
     granularities: tuple[str, ...] = option(
-        (), "Window sizes in training order, such as 4,1 or whole. Overrides --c_max.", kind="list"
+        (),
+        'Window sizes in training order, such as 4,1 or whole. given: the sizes in "windows" of each row. Overrides '
+        "--c_max.",
+        kind="list",
     )
     epochs_per_granularity: int = option(1, "Epochs over the data at each granularity.", lower=1, upper=1000)
     schedule: str = option(

@@ -245,7 +245,7 @@ def _row(trajectory: Trajectory) -> bytes:
     }
     if not np.isnan(trajectory.redundancy).all():
         row["redundancy"] = [_number(value) for value in trajectory.redundancy]
-    optional = {"id": trajectory.id, "answer": trajectory.answer}
+    optional = {"id": trajectory.id, "answer": trajectory.answer, "windows": trajectory.windows}
     row.update({name: value for name, value in optional.items() if value is not None})
     return atomic.encode_json(row)
 

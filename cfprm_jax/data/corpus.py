@@ -76,8 +76,8 @@ class Corpus:
 
     @property
     def granularities(self) -> tuple[Granularity, ...]:
-        """The granularities of the corpus, finest first; "whole" is the coarsest."""
-        return tuple(sorted(self._readers, key=lambda g: (g == "whole", g if isinstance(g, int) else 0)))
+        """The granularities of the corpus: sizes, finest first, then "given", then "whole"."""
+        return tuple(sorted(self._readers, key=lambda g: (isinstance(g, str), g)))
 
     def __getitem__(self, granularity: Granularity) -> GranularityReader:
         """The trajectories at one granularity, a sequence of Encoded."""

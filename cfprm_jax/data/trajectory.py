@@ -27,11 +27,14 @@ class Trajectory:
       id: the publisher's name for the row, if it has one.
       answer: the reference answer, if known.
       granularity: steps in the windows that `steps` are already merged into; 1 for single steps.
+      windows: sizes in steps of the windows at granularity "given", which add up to the number of steps; None if the
+        row has none.
       redundancy: a second target a step, of the same form: 1 for a step that is right but of no use, 0 for one that is
         of use, NaN where that is not known; all NaN unless given.
 
     Raises:
-      UserError: no step, another number of labels or redundancies than of steps, or one of them outside [0, 1].
+      UserError: no step, another number of labels or redundancies than of steps, one of them outside [0, 1], or windows
+        that are not of positive sizes that add up to the steps.
     """
 
     question: str
@@ -42,6 +45,7 @@ class Trajectory:
     answer: str | None = None
     granularity: Granularity = 1
     redundancy: Float[np.ndarray, " steps"] = None  # type: ignore[assignment]
+    windows: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps)
@@ -55,6 +59,13 @@ class Trajectory:
         if len(steps) != len(redundancy):
             raise UserError(f"row with {count(steps, 'step')} and {len(redundancy)} of redundancy")
         object.__setattr__(self, "redundancy", _targets(redundancy, "redundancy"))
+        if self.windows is not None:
+            object.__setattr__(self, "windows", tuple(self.windows))
+            if min(self.windows, default=0) < 1 or sum(self.windows) != len(steps):
+                raise UserError(
+                    f"row with {count(steps, 'step')} and windows of {', '.join(map(str, self.windows)) or 'none'}: "
+                    f"expected positive sizes that add up to {len(steps)}"
+                )
 
     def __eq__(self, other: object) -> bool:
         """Equal content, an unlabelled step being equal to an unlabelled step."""

@@ -2,7 +2,8 @@
 
 At granularity C the steps 1..T are cut into [1..C], [C+1..2C], ...; the last window may be shorter. The text of a
 window is its steps joined by the step separator, so the text of the whole solution never changes. Granularity "whole"
-is one window over all steps, labelled like the last one: alone, that is outcome reward modelling.
+is one window over all steps, labelled like the last one: alone, that is outcome reward modelling. Granularity "given"
+cuts the steps into the windows that the row names.
 
 A window is redundant where all of its steps are, so its redundancy is the least of theirs. Where that of a step is not
 known the window's is not either, unless another step is known to be of use (0).
@@ -11,12 +12,13 @@ known the window's is not either, unless another step is known to be of use (0).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from cfprm_jax.config import Granularity
-from cfprm_jax.data.trajectory import Trajectory
+from cfprm_jax.config import NAMED_GRANULARITIES, Granularity
+from cfprm_jax.data.trajectory import Trajectory, count
 from cfprm_jax.errors import UserError
 
 SEPARATOR = "\n\n"
@@ -29,7 +31,7 @@ def merge(
 
     Args:
       trajectory: the solution in single steps.
-      granularity: steps a window, or "whole".
+      granularity: steps a window, "whole" or "given".
       tail: what becomes of a last window shorter than the others: "keep" or "drop".
       separator: text put between the steps of one window.
 
@@ -39,6 +41,8 @@ def merge(
     Raises:
       UserError: tail="drop" leaves no window.
     """
+    if granularity == "given":
+        return _cut(trajectory, _given(trajectory), 0, separator, granularity)
     size = _size(trajectory, granularity)
     ends = _ends(len(trajectory.steps), size, 0, tail if granularity != "whole" else "keep")
     if not ends:
@@ -72,14 +76,24 @@ def samples(
     if stride not in ("window", "1"):
         raise UserError(f"window stride {stride!r} is neither 'window' nor '1'")
     steps = len(trajectory.steps)
-    if steps == 1 and granularity not in (1, "whole"):
+    if steps == 1 and granularity not in (1, *NAMED_GRANULARITIES):
         return []
-    if granularity == "whole":
+    if granularity in NAMED_GRANULARITIES:
         return [merge(trajectory, granularity, tail, separator)]
     size = _size(trajectory, granularity)
     offsets = range(min(size, steps)) if stride == "1" else range(1)
     cuts = [(_ends(steps, size, offset, tail), offset) for offset in offsets]
     return [_cut(trajectory, ends, offset, separator, granularity) for ends, offset in cuts if ends]
+
+
+def _given(trajectory: Trajectory) -> list[int]:
+    """One past the last step of each window that the row names."""
+    if trajectory.windows is None:
+        raise UserError(
+            f'{trajectory.source}: --granularities=given, and the row has no "windows"; expected sizes that add up to '
+            f"its {count(trajectory.steps, 'step')}"
+        )
+    return list(itertools.accumulate(trajectory.windows))
 
 
 def _size(trajectory: Trajectory, granularity: Granularity) -> int:
@@ -88,7 +102,9 @@ def _size(trajectory: Trajectory, granularity: Granularity) -> int:
         return len(trajectory.steps)
     if isinstance(granularity, int) and granularity >= 1:
         return granularity
-    raise UserError(f"granularity {granularity!r} is neither a positive whole number nor 'whole'")
+    raise UserError(
+        f"granularity {granularity!r} is neither a positive whole number nor one of {', '.join(NAMED_GRANULARITIES)}"
+    )
 
 
 def _ends(steps: int, size: int, offset: int, tail: str) -> list[int]:
@@ -116,9 +132,11 @@ def _cut(
     spans = [(0, offset)] * bool(offset) + list(zip(starts, ends, strict=True))
     redundancy = np.array([_redundancy(trajectory.redundancy[start:end]) for start, end in spans], np.float32)
     before = trajectory.granularity
-    merged = before * granularity if isinstance(before, int) and isinstance(granularity, int) else "whole"
+    merged = before * granularity if isinstance(before, int) and isinstance(granularity, int) else granularity
+    if isinstance(before, str):
+        merged = before
     return dataclasses.replace(
-        trajectory, steps=tuple(windows), labels=labels, granularity=merged, redundancy=redundancy
+        trajectory, steps=tuple(windows), labels=labels, granularity=merged, redundancy=redundancy, windows=None
     )
 
 

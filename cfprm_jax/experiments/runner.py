@@ -26,7 +26,7 @@ from cfprm_jax.data.corpus import Corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.partition import shared_forest
-from cfprm_jax.experiments import laboratory
+from cfprm_jax.experiments import laboratory, oracle
 from cfprm_jax.experiments.cell import Bench, CellOutcome, TestSet, read_test
 from cfprm_jax.experiments.grid import TREATMENTS, Cell
 from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, Treatment
@@ -140,8 +140,11 @@ class Runner:
         if what.steps == MATCHED:
             paired = dataclasses.replace(base.granularity, c_max=1, granularities=TREATMENTS["c2"].granularities)
             corpus = self._corpus(config, paired)
-            steps = sum(map(corpus.num_trajectories, paired.stages)) * paired.epochs_per_granularity
-            steps //= config.packing.batch_size
+            if config.packing.batch_tokens:
+                steps = training_loader(dataclasses.replace(config, granularity=paired), corpus, self._mesh).num_steps
+            else:
+                steps = sum(map(corpus.num_trajectories, paired.stages)) * paired.epochs_per_granularity
+                steps //= config.packing.batch_size
         elif what.steps == COMPUTE:
             plain = dataclasses.replace(base.granularity, granularities=("1",))
             steps = _steps_of_shared(self._corpus(config, plain), plain, config, what.record_chunk)
@@ -167,7 +170,16 @@ class Runner:
         return self._levels[level].model if self._levels else pathlib.Path(self._materials.base.model.model)
 
     def _train(self, cell: Cell) -> tuple[str, ...]:
-        return (str(self._levels[cell.level].train[cell.seed]),) if self._levels else self._materials.base.train_data
+        if not self._levels:
+            return self._materials.base.train_data
+        path = self._levels[cell.level].train[cell.seed]
+        if not cell.what.windows:
+            return (str(path),)
+        own = path.with_name(f"{path.stem}.{cell.what.windows}.jsonl")
+        with locks.held(path.with_suffix(".lock"), wait=True):
+            if not own.exists():
+                oracle.write(path, own, cell.what.windows, cell.seed)
+        return (str(own),)
 
     def _directory(self, cell: Cell) -> pathlib.Path:
         return self._materials.directory / "cells" / cell.name
@@ -185,10 +197,13 @@ class Runner:
             "logger",
         ):
             options.pop(name)
+        what = dataclasses.asdict(cell.what)
+        if not cell.what.windows:
+            del what["windows"]  # so that results from before this field stay valid
         identity = {
             "version": _VERSION,
             "options": options,
-            "cell": [cell.loss, dataclasses.asdict(cell.what), cell.seed],
+            "cell": [cell.loss, what, cell.seed],
             "train": [self._digest(file.path) for file in expand(self._train(cell))],
             "model": {p.name: self._digest(p) for p in sorted(self._model(cell.level).iterdir()) if p.is_file()},
             "tests": [[test.name, self._digest(test.path)] for test in self.tests(cell.level)],

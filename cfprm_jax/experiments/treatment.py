@@ -26,6 +26,7 @@ class Treatment:
       batch_tokens: as --batch_tokens; 0 is the batch size of the experiment.
       train_tokens: tokens that the run computes, in passes as needed; 0 is what the passes have.
       learning_rate: as --learning_rate; 0 is that of the experiment.
+      windows: of :data:`.oracle.KINDS`, the windows at granularity "given"; empty where there is none.
     """
 
     title: str
@@ -40,3 +41,4 @@ class Treatment:
     batch_tokens: int = 0
     train_tokens: int = 0
     learning_rate: float = 0.0
+    windows: str = ""

@@ -102,6 +102,30 @@ def test_steps_that_are_windows_already_are_not_merged_again() -> None:
             samples(merged, size)
 
 
+def test_given_windows() -> None:
+    """Labels are those of the last steps; a row of one step stays; a row that names none is an error."""
+    row = Trajectory("q", tuple("abcd"), [1, 1, 0, 1], "f:1", windows=(2, 1, 1))
+    for stride, tail in (("window", "keep"), ("1", "drop")):
+        (merged,) = samples(row, "given", stride=stride, tail=tail, separator="|")
+        assert merged.steps == ("a|b", "c", "d") and merged.granularity == "given" and merged.windows is None
+        np.testing.assert_array_equal(merged.labels, [1, 0, 1])
+    assert samples(row, 1) == [row]
+    assert [one.steps for one in samples(Trajectory("q", ("a",), [1], "f:1", windows=(1,)), "given")] == [("a",)]
+    with pytest.raises(UserError, match=r'f:1: --granularities=given, and the row has no "windows"; .* its 4 steps'):
+        samples(Trajectory("q", tuple("abcd"), [1, 1, 0, 1], "f:1"), "given")
+    with pytest.raises(UserError, match=r"its steps are merged already \(granularity given"):
+        samples(merged, 2)
+    assert merge(merged, 2, separator="|").granularity == "given"
+
+
+@pytest.mark.parametrize("windows", [(), (2, 1), (2, 3), (0, 4), (5, -1)])
+def test_windows_add_up_to_the_steps(windows) -> None:
+    with pytest.raises(
+        UserError, match=r"row with 4 steps and windows of .*: expected positive sizes that add up to 4"
+    ):
+        Trajectory("q", tuple("abcd"), [1, 1, 0, 1], "f:1", windows=windows)
+
+
 @pytest.mark.parametrize(
     "call",
     [

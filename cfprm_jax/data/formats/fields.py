@@ -30,6 +30,7 @@ class Solution(NamedTuple):
     source: str | None = None
     granularity: Granularity = 1
     redundancy: Sequence[Label] | None = None
+    windows: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

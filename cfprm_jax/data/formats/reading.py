@@ -195,7 +195,15 @@ def _trajectory(solution: Solution, source: str) -> Trajectory:
     given = solution.redundancy
     redundancy = np.full(len(steps), np.nan) if given is None else np.array(given, np.float64)
     return Trajectory(
-        solution.question, steps, labels, record, solution.id, solution.answer, solution.granularity, redundancy
+        solution.question,
+        steps,
+        labels,
+        record,
+        solution.id,
+        solution.answer,
+        solution.granularity,
+        redundancy,
+        windows=None if solution.windows is None else tuple(solution.windows),
     )
 
 

@@ -2,7 +2,8 @@
 
 A row is {"prompt": text, "completions": [texts], "labels": [one a step]} with optional "id", "answer" and "source".
 Labels are true, false, or numbers in [0, 1]; null and -100 are unlabelled. An optional "redundancy" has a number in
-[0, 1] a step, 1 for one that is right but of no use, or null where that is not known.
+[0, 1] a step, 1 for one that is right but of no use, or null where that is not known. Optional "windows" are the sizes
+of the windows that --granularities=given merges the steps into, such as [2, 1, 3]; they add up to the number of steps.
 Rows of `label` have counts of rollouts (:mod:`cfprm_jax.data.estimates`): "successes" and "rollouts", one number a step
 and null where a step was not rolled, and optional "correct", "remaining_steps", "context_steps",
 "question_successes", "question_rollouts" and "question_remaining_steps". Another --estimate than "labels" derives the
@@ -10,9 +11,9 @@ labels from them.
 "source" names the record that a
 row comes from, so that solutions which share prefixes stay together; without it consecutive rows of one question are a
 record.
-`prepare` adds "granularity", the window size at which the row's steps were merged (an int, or "whole"). Such a row is a
-trajectory of the windows it holds, and a file may hold rows of several granularities one after another; rows that are
-merged already are refused where they would be merged once more.
+`prepare` adds "granularity", the window size at which the row's steps were merged (an int, "whole" or "given"). Such a
+row is a trajectory of the windows it holds, and a file may hold rows of several granularities one after another; rows
+that are merged already are refused where they would be merged once more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cfprm_jax.config import MOST_GRANULARITY, Granularity
+from cfprm_jax.config import MOST_GRANULARITY, NAMED_GRANULARITIES, Granularity
 from cfprm_jax.data import estimates
 from cfprm_jax.data.estimates import RolloutCounts
 from cfprm_jax.data.formats import fields
@@ -62,6 +63,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
             redundancy=None
             if row.get("redundancy") is None
             else [fields.label(value) for value in fields.items(row, "redundancy")],
+            windows=None if row.get("windows") is None else [_window(size) for size in fields.items(row, "windows")],
         )
     ]
 
@@ -108,6 +110,16 @@ def _count(value: Any, name: str) -> int | None:
 
 
 def _granularity(value: Any) -> Granularity:
-    if value == "whole" or (type(value) is int and 1 <= value <= MOST_GRANULARITY):
+    if value in NAMED_GRANULARITIES or (type(value) is int and 1 <= value <= MOST_GRANULARITY):
         return value
-    raise UserError(f'"granularity" is {value!r:.80}, expected a whole number from 1 to {MOST_GRANULARITY}, or "whole"')
+    raise UserError(
+        f'"granularity" is {value!r:.80}, expected a whole number from 1 to {MOST_GRANULARITY}, or one of '
+        f"{', '.join(NAMED_GRANULARITIES)}"
+    )
+
+
+def _window(value: Any) -> int:
+    size = _count(value, "windows")
+    if size is None:
+        raise UserError("field 'windows': expected positive whole numbers; found null")
+    return size

@@ -1,0 +1,116 @@
+"""What an experiment with --grid=oracle writes: do windows of exactly the redundant steps help, and all of it as JSON.
+
+Every difference is paired by seed and question, of the mean accuracy over n. Those of one level and loss over all test
+sets are a family, whose intervals hold at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cfprm_jax.experiments import oracle, table2
+from cfprm_jax.experiments.contrasts import Results
+from cfprm_jax.experiments.grid import LOSSES
+from cfprm_jax.experiments.intervals import Estimate, estimates
+from cfprm_jax.experiments.runner import CellResult
+
+FILES = ("oracle.md", "oracle.json")
+CONTRASTS = (
+    ("oracle", "random"),
+    ("oracle", "plain_once"),
+    ("oracle", "c2_once"),
+    ("oracle", "anti"),
+    ("random", "plain_once"),
+    ("c2_once", "plain_once"),
+)
+"""A treatment, and what it is compared with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """Accuracy of treatment minus that of baseline; test is "all" for the mean over the test sets."""
+
+    level: str
+    row: str
+    treatment: str
+    baseline: str
+    test: str
+    estimate: Estimate
+
+
+def write(directory: pathlib.Path, done: Sequence[CellResult], subsets: str, config: dict[str, Any]) -> str:
+    """Write FILES into the directory of the experiment; returns the tables."""
+    results = Results(done, subsets)
+    found = contrasts(results)
+    text = tables(results, found)
+    (directory / "oracle.md").write_text(text)
+    cells = [
+        {"level": r.cell.level, "row": r.cell.row, "treatment": r.cell.treatment, "seed": r.cell.seed, **r.summary}
+        for r in done
+    ]
+    content = {"config": config, "contrasts": [dataclasses.asdict(one) for one in found], "cells": cells}
+    (directory / "oracle.json").write_text(json.dumps(content, indent=1) + "\n")
+    return text
+
+
+def contrasts(results: Results) -> list[Contrast]:
+    """All differences of CONTRASTS whose treatments have cells, by test set and over all of them."""
+    out = []
+    for level in results.levels:
+        for row in results.rows:
+            for treatment, baseline in CONTRASTS:
+                if not (results.has(level, row, treatment) and results.has(level, row, baseline)):
+                    continue
+                tables = [
+                    results.mean(level, row, treatment, test) - results.mean(level, row, baseline, test)
+                    for test in results.tests
+                ]
+                named = dict(zip(results.tests, estimates(tables), strict=True))
+                # Test sets have questions of their own, side by side.
+                named["all"] = estimates([np.concatenate(tables, axis=1)])[0]
+                out += [Contrast(level, row, treatment, baseline, test, made) for test, made in named.items()]
+    return out
+
+
+def tables(results: Results, found: Sequence[Contrast]) -> str:
+    """Accuracy of every treatment and all differences, in Markdown."""
+    head = ["level", "loss", "treatment", "steps", "tokens", *results.tests]
+    accuracy = [head]
+    for level in results.levels:
+        for row in results.rows:
+            for name, what in oracle.TREATMENTS.items():
+                if results.has(level, row, name):
+                    shown = [_percent(estimates([results.mean(level, row, name, test)])[0]) for test in results.tests]
+                    size = [f"{results.steps(level, row, name):,.0f}", f"{results.tokens(level, row, name):,.0f}"]
+                    accuracy.append([level, LOSSES[row], what.title, *size, *shown])
+    differences = [["level", "loss", "difference", *results.tests, "all"]]
+    grouped: dict[tuple[str, str, str, str], dict[str, Estimate]] = {}
+    for one in found:
+        key = (one.level, one.row, one.treatment, one.baseline)
+        grouped.setdefault(key, {})[one.test] = one.estimate
+    for (level, row, treatment, baseline), by_test in grouped.items():
+        title = f"{oracle.TREATMENTS[treatment].title}, minus {oracle.TREATMENTS[baseline].title}"
+        differences.append([level, LOSSES[row], title, *(_percent(made, "+") for made in by_test.values())])
+    seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
+    return "\n".join(
+        [
+            "# Windows of redundant steps",
+            "",
+            f"Best-of-N accuracy in %, the mean over n, {seeds}, with 95 % intervals; whole records, each label once.",
+            "",
+            table2.padded(accuracy),
+            "Differences, paired by seed and question.",
+            "",
+            table2.padded(differences),
+        ]
+    )
+
+
+def _percent(estimate: Estimate, sign: str = "") -> str:
+    return f"{100 * estimate.mean:{sign}.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
