@@ -33,7 +33,7 @@ CONTRASTS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Contrast:
+class WindowContrast:
     """Accuracy of treatment minus that of baseline; test is "all" for the mean over the test sets."""
 
     level: str
@@ -59,7 +59,7 @@ def write(directory: pathlib.Path, done: Sequence[CellResult], subsets: str, con
     return text
 
 
-def contrasts(results: Results) -> list[Contrast]:
+def contrasts(results: Results) -> list[WindowContrast]:
     """All differences of CONTRASTS whose treatments have cells, by test set and over all of them."""
     out = []
     for level in results.levels:
@@ -74,11 +74,11 @@ def contrasts(results: Results) -> list[Contrast]:
                 named = dict(zip(results.tests, estimates(tables), strict=True))
                 # Test sets have questions of their own, side by side.
                 named["all"] = estimates([np.concatenate(tables, axis=1)])[0]
-                out += [Contrast(level, row, treatment, baseline, test, made) for test, made in named.items()]
+                out += [WindowContrast(level, row, treatment, baseline, test, made) for test, made in named.items()]
     return out
 
 
-def tables(results: Results, found: Sequence[Contrast]) -> str:
+def tables(results: Results, found: Sequence[WindowContrast]) -> str:
     """Accuracy of every treatment and all differences, in Markdown."""
     head = ["level", "loss", "treatment", "steps", "tokens", *results.tests]
     accuracy = [head]
