@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Float, Int
 
 _CHUNK = 1024
@@ -72,6 +71,8 @@ def spearman(one: Float[np.ndarray, " n"], other: Float[np.ndarray, " n"]) -> fl
     """Spearman's rank correlation, equal values having their mean rank; None where one of them does not vary."""
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
+    import scipy.stats  # here, as it takes a second that every command would spend
+
     return float(scipy.stats.spearmanr(one, other).statistic)
 
 
