@@ -24,6 +24,58 @@ settings.load_profile("repeatable")
 # Helpers that several test files import, which pytest's importlib mode does not look for beside them: tiny_runs.
 sys.path.append(str(pathlib.Path(__file__).parent))
 
+# The files that begin first, the longest in front: a worker that began one of them last would end alone.
+LONGEST = (
+    "aot/test_ahead",
+    "test_experiment",
+    "runtime/test_distributed",
+    "checkpoints/test_damage",
+    "training/test_step",
+    "test_train_signals",
+    "test_train_frozen",
+    "test_gpu_check",
+    "test_train_survival",
+    "test_terminals",
+    "test_train_lora",
+    "test_label_weight",
+    "test_train",
+    "test_score",
+    "test_launch",
+    "test_benches",
+    "test_redundancy",
+    "run/test_warm_start",
+    "test_train_formats",
+    "aot/test_attention_ahead",
+    "aot/test_remedies_ahead",
+    "training/test_optimizer",
+    "test_invariance",
+    "inference/test_sampler",
+    "inference/test_decoder",
+    "models/test_embedding",
+    "models/test_lora",
+    "models/test_backbone",
+    "models/test_families",
+    "training/test_mesh_parity",
+    "training/test_frozen",
+    "checkpoints/test_saving",
+    "test_sample",
+    "test_search",
+    "test_plan",
+    "inference/test_choice",
+    "test_serve",
+    "runtime/test_out_of_memory",
+    "checkpoints/test_stored_params",
+    "run/test_loop",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files; --no-loadscope-reorder in pyproject.toml keeps this order."""
+    here = pathlib.Path(__file__).parent
+    rank = {here / f"{name}.py": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
 
