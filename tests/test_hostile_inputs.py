@@ -19,7 +19,9 @@ import pytest
 from hostile_inputs import FILE_CHANGES, encode, flag_values, mutate_row
 
 from cfprm_jax import __main__ as cfprm
-from cfprm_jax import flags, prepare, prm_bench, process_bench
+from cfprm_jax import flags, prepare
+from cfprm_jax.benchmarks import prm_bench, process_bench
+from cfprm_jax.benchmarks.options import PRMBenchConfig, ProcessBenchConfig
 from cfprm_jax.data import formats
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.question_files import read_question_files
@@ -149,15 +151,15 @@ def run_bon(path):
 
 def run_process_bench(path):
     found = list(process_bench.read([str(path)]))
-    process_bench.refuse_unscored(found)
-    config = process_bench.ProcessBenchConfig(input=(str(path),))
+    process_bench.check_scored(found)
+    config = ProcessBenchConfig(input=(str(path),))
     json.dumps(process_bench.evaluate(found, config), allow_nan=False)
     json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
 
 
 def run_prm_bench(path):
     found = read_cases(str(path))
-    config = prm_bench.PRMBenchConfig(input=(str(path),), resamples=100)
+    config = PRMBenchConfig(input=(str(path),), resamples=100)
     scores = {
         case.key: CaseScores(np.linspace(0.1, 0.9, len(case.steps)), np.linspace(0, 1, len(case.steps)))
         for case in found.cases[1:]

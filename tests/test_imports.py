@@ -33,6 +33,7 @@ ROOMS = (
     "huggingface",
     "checkpoints",
     "inference",
+    "benchmarks",
     "serving",
     "searching",
     "engines",

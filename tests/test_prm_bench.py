@@ -11,6 +11,7 @@ from exported_prm import export_random
 
 import cfprm_jax
 from cfprm_jax import flags, prm_bench, synthetic
+from cfprm_jax.benchmarks.prm_bench import without_number
 from cfprm_jax.data.step_cases import CONTROL, PUBLISHED, read_cases
 from cfprm_jax.evaluation.case_scores import row_of
 
@@ -178,7 +179,7 @@ def test_scores_of_another_file_are_refused_before_anything_is_written(files, tm
     ],
 )
 def test_numbers_before_steps(steps, how, seen):
-    assert prm_bench.without_number(steps, how) == seen
+    assert without_number(steps, how) == seen
 
 
 def test_a_model_scores_the_cases(tmp_path_factory, monkeypatch):

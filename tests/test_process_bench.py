@@ -12,6 +12,7 @@ from exported_prm import export_random
 
 import cfprm_jax
 from cfprm_jax import flags, process_bench, synthetic
+from cfprm_jax.benchmarks.process_bench import evaluate, read
 
 
 def row(name, label, scores=None, **fields):
@@ -158,11 +159,11 @@ def test_results_are_whole_or_not_there(tmp_path, capsys, monkeypatch):
 
 
 def test_published_files_are_read(shared):
-    rows = list(process_bench.read([str(shared / "data" / "process_bench" / "*.json")]))
+    rows = list(read([str(shared / "data" / "process_bench" / "*.json")]))
     assert {name: sum(r["subset"] == name for r in rows) for name in ("gsm8k", "math")} == {"gsm8k": 400, "math": 1000}
     assert sum(r["label"] == -1 for r in rows) == 193 + 406
     # A perfect scorer has F1 1.
     for r in rows:
         r["step_scores"] = [0.1 if place == r["label"] else 0.9 for place in range(len(r["steps"]))]
-    outcome = process_bench.evaluate(rows, process_bench.ProcessBenchConfig())
+    outcome = evaluate(rows, process_bench.ProcessBenchConfig())
     assert outcome["average_f1"] == 1.0

@@ -14,7 +14,6 @@ import torch
 import transformers
 
 import cfprm_jax
-from cfprm_jax import export as export_command
 from cfprm_jax import flags, prepare, synthetic
 from cfprm_jax.config import EncodingConfig, LossConfig, ModelConfig
 from cfprm_jax.data import formats
@@ -37,6 +36,7 @@ from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params
 from cfprm_jax.run import model_card, warm_start
 from cfprm_jax.run.data import refuse_without_redundancy
+from cfprm_jax.run.export import without_redundancy
 from cfprm_jax.training import step
 
 NAN = float("nan")
@@ -330,7 +330,7 @@ def test_formats_without_room_are_refused_unless_it_is_left_out(exported, tmp_pa
     for name in ("process_reward_model", "reward_model"):
         with pytest.raises(UserError, match=r"has no room for the redundancy output.*--drop_redundancy"):
             loading.export(tmp_path / name, params, config, tokenizer, encoding, format=name)
-    without = export_command.without_redundancy(open_prm(folder / "prm", "float32"))
+    without = without_redundancy(open_prm(folder / "prm", "float32"))
     loading.export(
         tmp_path / "out",
         without.params,
@@ -356,7 +356,7 @@ def test_a_warm_start_from_a_prm_with_or_without_it(exported, tmp_path):
     with pytest.raises(UserError, match="has a redundancy output, which a run without --redundancy_weight would lose"):
         warm_start.adopt(folder / "prm", ModelConfig(), encoding, ())
     warm_start.adopt(folder / "prm", ModelConfig(), encoding, (), redundancy=True)
-    plain = export_command.without_redundancy(open_prm(folder / "prm", "float32"))
+    plain = without_redundancy(open_prm(folder / "prm", "float32"))
     loading.export(tmp_path / "plain", plain.params, plain.config, tokenizer, encoding, dtype="float32")
     loaded, _ = loading.load_params(tmp_path / "plain", config, head_key=jax.random.key(3))
     np.testing.assert_array_equal(loaded["head"]["output"]["kernel"], params["head"]["output"]["kernel"])

@@ -209,14 +209,7 @@ def check_export(directory: pathlib.Path, config: PRMConfig, format: str, dtype:
             f"--format={format} has no room for the redundancy output: name token_classification or {PEFT_ADAPTER} (of "
             "a linear head), or leave it out by --drop_redundancy"
         )
-    check_output_dir(directory)
-
-
-def check_output_dir(directory: pathlib.Path) -> None:
-    """Raise UserError unless the directory is empty or not there."""
-    output_paths.require_directory(f"--output_dir={directory}", directory)
-    if directory.is_dir() and any(directory.iterdir()):
-        raise UserError(f"--output_dir={directory} is not empty; choose a new directory")
+    output_paths.require_new_directory("--output_dir", directory)
 
 
 def _generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:

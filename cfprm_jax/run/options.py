@@ -1,4 +1,4 @@
-"""All options of a training run."""
+"""All options of `train` and of `export`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from cfprm_jax.config import (
+    CHECKPOINT_HELP,
     DeviceConfig,
     DistributedConfig,
     EncodingConfig,
@@ -60,3 +61,36 @@ class TrainConfig(Options):
     distributed: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
     given: frozenset[str] = frozenset()  # names of the flags that were set
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig(Options):
+    """Export a trained PRM as a Hugging Face directory, with tokenizer and model card.
+
+    python -m cfprm_jax.export --checkpoint=RUN --format=process_reward_model --output_dir=DIRECTORY
+
+    Reads the newest checkpoint of a run of train, or the given one. Adapters are merged into their backbone, except
+    with --format=peft_adapter. Runs in a single process, also for distributed runs.
+    """
+
+    checkpoint: str = option("", CHECKPOINT_HELP)
+    format: str = option(
+        "token_classification",
+        "Format of the directory. token_classification: transformers' class for the backbone, such as "
+        "LlamaForTokenClassification; for a linear head. process_reward_model, reward_model: the classes of "
+        "Qwen2.5-Math-PRM and Qwen2.5-Math-RM, served by vLLM; for any head on Qwen2. peft_adapter: the adapters of a "
+        "run with --lora_rank; for a linear head.",
+        choices=("token_classification", "process_reward_model", "reward_model", "peft_adapter"),
+    )
+    output_dir: str = option("", "Directory to write; must be new or empty.")
+    dtype: str = option("bfloat16", "Dtype of the exported weights.", choices=("bfloat16", "float32"))
+    drop_redundancy: bool = option(
+        False, "Drop the redundancy output, for formats that do not support it. Scores do not change."
+    )
+    base_model: str = option(
+        "",
+        "Name of the backbone on the hub, ORGANISATION/NAME, for the model card and for PEFT. Empty derives it from "
+        "the path of the backbone.",
+    )
+    push_to_hub: str = option("", "Upload the directory to this repository of the Hugging Face hub, OWNER/NAME.")
+    private: bool = option(True, "Create the repository of --push_to_hub as a private one.")

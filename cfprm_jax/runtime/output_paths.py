@@ -21,3 +21,19 @@ def require_directory(flag: str, directory: pathlib.Path) -> None:
         raise UserError(f"{flag} {what}" if flag.endswith(f"={nearest}") else f"{flag}: {nearest} {what}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"{flag}: {nearest} is not writable")
+
+
+def require_new_directory(flag: str, directory: str | pathlib.Path) -> pathlib.Path:
+    """Raise UserError unless a directory is empty or does not exist, and can be written.
+
+    Args:
+      flag: without its value, for the message.
+
+    Returns:
+      The directory as a path.
+    """
+    directory = pathlib.Path(directory)
+    require_directory(f"{flag}={directory}", directory)
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UserError(f"{flag}={directory} is not empty: choose a new directory")
+    return directory

@@ -283,7 +283,7 @@ def test_refusals(arguments, head, message, random_params, tiny_tokenizer, tmp_p
 def test_output_directory_must_be_free(random_params, tiny_tokenizer, tmp_path):
     (tmp_path / "empty").mkdir()
     loading.export(tmp_path / "empty", random_params(CONFIG), CONFIG, tiny_tokenizer, ENCODING)
-    with pytest.raises(UserError, match=r"--output_dir=.*empty is not empty; choose a new directory"):
+    with pytest.raises(UserError, match=r"--output_dir=.*empty is not empty: choose a new directory"):
         loading.export(tmp_path / "empty", random_params(CONFIG), CONFIG, tiny_tokenizer, ENCODING)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--output_dir=.*file is a file"):

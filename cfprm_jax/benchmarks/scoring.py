@@ -1,4 +1,4 @@
-"""Scoring of a benchmark's cases: the PRM that its flags name, and the part of a share (--shard)."""
+"""Scoring of a benchmark's cases, all of them or the share of --shard, with the PRM of its options."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cfprm_jax.inference.load import encoding_of, limited, open_prm
 from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.runtime import shards
+from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.sharding import session
 
 _T = TypeVar("_T")
@@ -46,9 +47,43 @@ def open_scorer(config: Any, mesh: Mesh, log: Log) -> tuple[Scorer, str]:
     return Scorer(limited(loaded, config.max_length), mesh=mesh, trunk=cached), encoding.name
 
 
+def score_cases(
+    config: Any,
+    cases: Sequence[_T],
+    *,
+    given: Callable[[_T], SourcedRow],
+    scored: Callable[[_T, Mapping[str, Any]], dict[str, Any]],
+    log: Log,
+    unit: str,
+) -> tuple[list[dict[str, Any]], str]:
+    """The rows of all cases with scores, in the order of the cases, and the name of the encoding.
+
+    Args:
+      config: a dataclass of the options, with those of :func:`open_scorer` and device.
+      cases: adjacent cases of one question share its tokens.
+      given: a case as a stepwise row, and its source.
+      scored: the row of a case and of its stepwise row with scores.
+      log: receives the lines about devices and PRM.
+      unit: plural of a case, for the progress line.
+    """
+
+    def so_far() -> str:
+        return f"{counts.rows:,} of {len(cases):,} {unit}, {counts.rows / progress.elapsed:,.1f} {unit}/s"
+
+    with session.opened(config.device, log) as (_, mesh):
+        scorer, encoding = open_scorer(config, mesh, log)
+        out, counts, progress = [], ScoringCounts(), ProgressLine("scoring")
+        for case, (row, _) in zip(cases, score_rows(map(given, cases), scorer, counts), strict=True):
+            out.append(scored(case, row))
+            progress.show(so_far, counts.rows / len(cases))
+        progress.clear()
+    return out, encoding
+
+
 def score_share(
     config: Any,
     cases: Sequence[_T],
+    *,
     question: Callable[[_T], str],
     given: Callable[[_T], SourcedRow],
     scored: Callable[[_T, Mapping[str, Any]], Mapping[str, Any]],

@@ -1,0 +1,1 @@
+"""Benchmarks of step scores: from published files and a PRM to a directory of results."""

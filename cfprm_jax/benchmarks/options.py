@@ -1,0 +1,148 @@
+"""All options of `process_bench` and of `prm_bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from cfprm_jax.config import (
+    ATTENTION_HELP,
+    ATTENTIONS,
+    CACHE_FROZEN_HELP,
+    CHECKPOINT_HELP,
+    DTYPE_HELP,
+    ENCODING_HELP,
+    ENCODINGS,
+    LARGEST_SEED,
+    MOST_COUNT,
+    MOST_TOKENS,
+    STEP_SEPARATOR_HELP,
+    DeviceConfig,
+)
+from cfprm_jax.errors import UserError
+from cfprm_jax.options import Options, option
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessBenchConfig(Options):
+    """Evaluate a PRM on ProcessBench: accuracy of locating the first incorrect step, and F1.
+
+    python -m cfprm_jax.process_bench --checkpoint=RUN --input=gsm8k.json,math.json --output_dir=DIRECTORY
+
+    Reads the files as published: {"id", "problem", "steps", "label"}, where the label is the index of the first
+    incorrect step, or -1. Rows with "step_scores", such as the predictions of an earlier run, need no model. Writes
+    results.json, table.md, predictions.jsonl and the resolved flags into --output_dir.
+    """
+
+    MAIN_FLAGS: ClassVar = (
+        *("checkpoint", "model", "input", "output_dir", "threshold", "tune_on"),
+        *("encoding", "step_separator", "max_length", "platform"),
+    )
+
+    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint; scored rows need neither.")
+    checkpoint: str = option("", CHECKPOINT_HELP)
+    input: tuple[str, ...] = option((), "ProcessBench files or globs: .json or .jsonl, plain or .gz.", kind="list")
+    threshold: float = option(
+        0.5, "Score threshold: steps with lower scores are predicted as errors.", lower=0.0, upper=1.0
+    )
+    tune_on: str = option(
+        "", "Subset on which the threshold is tuned, by its F1; overrides --threshold. Example: gsm8k.", kind="string"
+    )
+    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
+    step_separator: str = option("", STEP_SEPARATOR_HELP)
+    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
+    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
+    max_length: int = option(
+        0,
+        "Maximum length of a solution in tokens; longer ones are not scored and count as misses. 0 is the maximum of "
+        "training.",
+        lower=8,
+        upper=MOST_TOKENS,
+        also=0,
+    )
+    shard: str = option(
+        "",
+        "INDEX/COUNT scores the share INDEX, from 0, of the questions into OUTPUT_DIR.INDEX-of-COUNT.jsonl and "
+        "evaluates nothing; auto takes both from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
+    output_dir: str = option("", "Directory of the results; must be new or empty.")
+    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class PRMBenchConfig(Options):
+    """Evaluate a PRM on PRMBench and ReasonEval: detection of incorrect and redundant steps, by error class.
+
+    python -m cfprm_jax.prm_bench --checkpoint=RUN --input='PRMBench/data/*.jsonl' --output_dir=DIRECTORY
+
+    Reads the files as published. Writes scores.jsonl (unless --scores is set), results.json, table.md, table.tex,
+    report.html (a self-contained page) and the resolved flags into --output_dir.
+    """
+
+    MAIN_FLAGS: ClassVar = (
+        *("checkpoint", "model", "input", "output_dir", "scores", "scores2"),
+        *("exclude_questions", "threshold", "redundancy_threshold", "encoding"),
+    )
+
+    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint and --scores.")
+    checkpoint: str = option("", CHECKPOINT_HELP)
+    scores: tuple[str, ...] = option((), "scores.jsonl of an earlier run, in place of a model.", kind="list")
+    scores2: tuple[str, ...] = option((), "scores.jsonl of a second model, for a paired comparison.", kind="list")
+    input: tuple[str, ...] = option(
+        (), "Files of PRMBench or ReasonEval, or globs: .jsonl, .json or parquet, plain or .gz.", kind="list"
+    )
+    exclude_questions: tuple[str, ...] = option(
+        (),
+        "Files with questions that may occur in the training data, such as the training corpus. PRMScore is also "
+        "computed without the cases of these questions.",
+        kind="list",
+    )
+    threshold: float = option(0.5, "Score above which a step is predicted correct.", lower=0.0, upper=1.0)
+    redundancy_threshold: float = option(
+        0.15,
+        "Redundancy above which a step is predicted redundant, for PRMs with a redundancy output.",
+        lower=0.0,
+        upper=1.0,
+    )
+    strip_numbers: str = option(
+        "auto",
+        "Removal of numbers before steps (3. or Step 3.) from the input of the PRM. auto removes them from solutions "
+        "in which every step has one.",
+        choices=("auto", "always", "never"),
+    )
+    resamples: int = option(10000, "Bootstrap resamples of the confidence intervals.", lower=100, upper=10**6)
+    seed: int = option(
+        0, "Random seed of the bootstrap and of the split that tunes thresholds.", lower=0, upper=LARGEST_SEED
+    )
+    name: str = option("PRM", "Name of the model in tables.")
+    name2: str = option("second PRM", "Name of the model of --scores2 in tables.")
+    report_cases: int = option(
+        20, "Maximum number of cases per class that report.html shows.", lower=0, upper=MOST_COUNT
+    )
+    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
+    step_separator: str = option("", STEP_SEPARATOR_HELP)
+    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
+    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
+    max_length: int = option(
+        0,
+        "Maximum length of a solution in tokens; longer ones are not scored. 0 is the maximum of training.",
+        lower=8,
+        upper=MOST_TOKENS,
+        also=0,
+    )
+    shard: str = option(
+        "",
+        "INDEX/COUNT scores the share INDEX, from 0, of the questions into OUTPUT_DIR.INDEX-of-COUNT.jsonl and "
+        "evaluates nothing; auto takes both from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
+    output_dir: str = option("", "Directory of the results; must be new or empty.")
+    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name == self.name2:
+            raise UserError(f"--name and --name2 are both {self.name!r}: expected different names")

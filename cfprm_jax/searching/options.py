@@ -1,0 +1,69 @@
+"""All options of `search`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from cfprm_jax.config import (
+    AGGREGATIONS,
+    ATTENTIONS,
+    ENCODING_HELP,
+    ENCODINGS,
+    LARGEST_SEED,
+    MOST_CANDIDATES,
+    MOST_COUNT,
+    MOST_TOKENS,
+    SYSTEM_PROMPT,
+    DeviceConfig,
+)
+from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
+from cfprm_jax.options import Options, option
+from cfprm_jax.searching.methods import METHODS
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchConfig(Options):
+    """Search for solutions with a policy and a PRM.
+
+    python -m cfprm_jax.search --model=POLICY --reward=RUN --questions=test.jsonl --method=beam --output=FILE.jsonl
+
+    Writes a candidates file, the best solution first, with step_scores, tokens and the cost of each question, which bon
+    reads (docs/guide/search.md).
+    """
+
+    MAIN_FLAGS: ClassVar = (
+        *("model", "reward", "questions", "output", "resume"),
+        *("method", "n", "beam_width", "temperature", "max_new_tokens"),
+    )
+
+    model: str = option("", "Hugging Face directory of a language model with a chat template: the policy.")
+    reward: str = option("", "Run, checkpoint or Hugging Face directory of a PRM, or the http:// address of serve.")
+    questions: tuple[str, ...] = option((), "Files of questions, or globs, as of sample.", kind="list")
+    output: str = option("", "Candidates file to write; compressed if its name ends in .gz.")
+    resume: str = option("never", RESUME_HELP, choices=RESUMES)
+    method: str = option(
+        "beam",
+        "best_of_n samples n solutions; beam keeps the best n / beam_width of n; dvts has n / beam_width separate "
+        "trees; greedy keeps the best of n continuations.",
+        choices=METHODS,
+    )
+    n: int = option(16, "Solutions under way at one time, and most that are written.", lower=1, upper=MOST_CANDIDATES)
+    beam_width: int = option(4, "Continuations of each solution that is kept.", lower=1, upper=MOST_CANDIDATES)
+    granularity: int = option(1, "Steps between two readings of the score.", lower=1, upper=1000)
+    lookahead: int = option(0, "Greedy steps ahead of a reading, which are thrown away.", lower=0, upper=1000)
+    max_steps: int = option(40, "Steps after which solutions run to their end.", lower=1, upper=10000)
+    aggregation: str = option("last", "Of the step scores, for ranking.", choices=AGGREGATIONS)
+    keep_duplicates: bool = option(False, "Whether solutions of equal text are kept beside each other.")
+    temperature: float = option(0.8, "Logits are divided by it; 0 is greedy.", lower=1e-4, upper=100.0, also=0.0)
+    top_p: float = option(1.0, "Tokens are drawn among the most probable with this mass.", lower=1e-6, upper=1.0)
+    top_k: int = option(0, "Number of most probable tokens to sample from; 0 is all.", lower=0, upper=MOST_TOKENS)
+    max_new_tokens: int = option(2048, "Most tokens of a solution.", lower=1, upper=MOST_TOKENS)
+    seed: int = option(0, "Seed of the draws.", lower=0, upper=LARGEST_SEED)
+    system_prompt: str = option(SYSTEM_PROMPT, "System message of the policy's chat template; empty is none.")
+    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
+    step_separator: str = option("", "Text between steps, with escapes; empty is the PRM's own, of a server \\n\\n.")
+    prefix_cache_tokens: int = option(65536, "Tokens whose keys and values the PRM keeps.", lower=0, upper=MOST_COUNT)
+    dtype: str = option("auto", "Type that both compute in.", choices=("auto", "bfloat16", "float32"))
+    attention: str = option("auto", "Attention kernel of the PRM.", choices=ATTENTIONS)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)

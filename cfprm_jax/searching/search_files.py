@@ -1,0 +1,143 @@
+"""Searches solutions for files of questions with a policy and a PRM."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.question_files import QuestionRow, read_question_files
+from cfprm_jax.errors import UserError
+from cfprm_jax.huggingface.hub import local_directory
+from cfprm_jax.inference.candidates import encode_prompts, question_fields
+from cfprm_jax.inference.load import encoding_of, limited, open_prm
+from cfprm_jax.inference.policy import open_policy
+from cfprm_jax.inference.prefix_scorer import PrefixScorer
+from cfprm_jax.inference.row_file import open_rows
+from cfprm_jax.inference.rows import decimals, sigmoid
+from cfprm_jax.inference.sampler import Sampling
+from cfprm_jax.runtime import config_files, devices, digests, output_paths
+from cfprm_jax.runtime.progress import ProgressLine
+from cfprm_jax.searching.methods import Cost, Found, SearchOptions, StepReward, search
+from cfprm_jax.searching.options import SearchConfig
+from cfprm_jax.searching.rewards import PRMReward, ServerReward
+from cfprm_jax.searching.step_sampler import StepSampler
+from cfprm_jax.sharding import session
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSummary:
+    """Result of a search.
+
+    Attributes:
+      questions: rows that this call wrote.
+      fewer: of those, questions with fewer solutions than n.
+      cost: the sum over these questions.
+      seconds: time of the search, without loading.
+    """
+
+    questions: int
+    fewer: int
+    cost: Cost
+    seconds: float
+
+
+def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSummary | None:
+    """Searches solutions of the questions and writes them to config.output; None if it was complete.
+
+    Args:
+      log: receives lines about devices, policy, reward and questions.
+
+    Raises:
+      UserError: invalid options or questions. Rows written before remain in OUTPUT.partial and can be resumed.
+    """
+    for name in ("model", "reward", "questions", "output"):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is empty")
+    if config.method in ("beam", "dvts") and config.n % config.beam_width:
+        raise UserError(f"--n={config.n} is not a multiple of --beam_width={config.beam_width}")
+    output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    config = dataclasses.replace(config, model=local_directory(config.model))
+    remote = config.reward.startswith(("http://", "https://"))
+    questions = read_question_files(config.questions)
+    fingerprint = {
+        "model": digests.of_paths([pathlib.Path(config.model)], whole=False),
+        "reward": config.reward if remote else digests.of_paths([_existing(config.reward)], whole=False),
+        "questions": digests.of_paths([file.path for file in expand(config.questions)], whole=True),
+    }
+    with (
+        session.opened(config.device) as (chosen, mesh),
+        open_rows(config.output, config.resume, config_files.as_dict(config), fingerprint) as output,
+    ):
+        if output.complete:
+            return None
+        log(f"devices     {devices.describe(chosen)}")
+        policy = open_policy(config.model, config.dtype, mesh)
+        prompts = encode_prompts(
+            questions, policy.tokenizer, policy.config.backbone.longest, config.max_new_tokens, config.system_prompt
+        )
+        reward: StepReward
+        if remote:
+            reward = ServerReward(config.reward, os.environ.get("CFPRM_API_KEY", ""))
+            separator = (config.step_separator or "\\n\\n").encode().decode("unicode_escape")
+        else:
+            encoding = encoding_of(config.reward, config.encoding, config.step_separator)
+            opened = open_prm(config.reward, config.dtype, config.attention, mesh, encoding.name, config.step_separator)
+            loaded = limited(opened, 0)
+            reward = PRMReward(PrefixScorer(loaded, config.prefix_cache_tokens, mesh=mesh))
+            separator = loaded.encoding.separator
+        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
+        sampler = StepSampler(policy, sampling, config.n, separator, mesh)
+        options = SearchOptions(
+            config.method,
+            config.n,
+            config.beam_width,
+            config.granularity,
+            config.max_steps,
+            config.lookahead,
+            config.aggregation,
+            config.keep_duplicates,
+        )
+        log(
+            f"policy      {config.model}, {policy.config.dtype}\nreward      {config.reward}\n"
+            f"search      {config.method}, n {config.n}, the score read every {config.granularity} steps\n"
+            f"questions   {len(questions):,}" + (f"; {output.done:,} were done before" if output.done else "")
+        )
+        progress, totals, fewer = ProgressLine("searching"), Cost(0, 0, 0, 0, 0, 0), 0
+        for number in range(output.done, len(questions)):
+            question = questions[number]
+            found, cost = search(prompts[number], question.question, sampler, reward, options)
+            output.write(_row(question, found, cost, separator))
+            totals = Cost(*(a + b for a, b in zip(dataclasses.astuple(totals), dataclasses.astuple(cost), strict=True)))
+            fewer += len(found) < (1 if config.method == "greedy" else config.n)
+            done = number + 1
+            progress.show(lambda done=done: f"{done:,} of {len(questions):,} questions", done / len(questions))  # type: ignore[misc]
+        progress.clear()
+    return SearchSummary(len(questions) - output.done, fewer, totals, progress.elapsed)
+
+
+def _existing(path: str) -> pathlib.Path:
+    if not pathlib.Path(path).is_dir():
+        raise UserError(f"--reward={path} is neither a directory of a PRM nor an http:// address")
+    return pathlib.Path(path)
+
+
+def _row(question: QuestionRow, found: list[Found], cost: Cost, separator: str) -> dict[str, Any]:
+    return {
+        **question_fields(question),
+        "candidates": [
+            {
+                "text": separator.join(one.partial.steps),
+                "steps": list(one.partial.steps),
+                "step_scores": None if one.logits is None else sigmoid(one.logits).tolist(),
+                "step_logits": None if one.logits is None else decimals(one.logits),
+                "finish": one.partial.finish or "unscored",
+                "tokens": one.partial.tokens,
+            }
+            for one in found
+        ],
+        "cost": dataclasses.asdict(cost),
+    }
