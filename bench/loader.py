@@ -31,7 +31,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = load_tokenizer(options.tokenizer)
     marks.append(clock())
     granularities, encoding = GranularityConfig(c_max=options.c_max), EncodingConfig()
-    corpus = open_corpus(options.data, ReadConfig(), granularities, encoding, tokenizer, options.cache_dir)
+    corpus = open_corpus(options.data, ReadConfig(), granularities, encoding, tokenizer, cache_dir=options.cache_dir)
     marks.append(clock())
     packing = PackingConfig(packing=options.packing, batch_size=options.batch_size, record_chunk=0)
     loader = Loader(corpus, granularities, packing, encoding, seed=0)

@@ -75,7 +75,7 @@ def distinct_tokens(corpus: Corpus, plan: BatchPlan) -> int:
 def measure(corpus: Corpus, granularity: str, packing: PackingConfig, config: BenchConfig) -> dict[str, Any]:
     """One pass at one granularity."""
     stage = GranularityConfig(granularities=(granularity,))
-    loader = Loader(corpus, stage, packing, config.encoding, config.seed)
+    loader = Loader(corpus, stage, packing, config.encoding, seed=config.seed)
     shapes: collections.Counter[tuple[int, int]] = collections.Counter()
     expanded = computed = 0
     start = time.perf_counter()
@@ -87,7 +87,9 @@ def measure(corpus: Corpus, granularity: str, packing: PackingConfig, config: Be
     area = sum(rows * length * count for (rows, length), count in shapes.items())
     distinct = expanded
     if packing.packing == "tree":
-        distinct = distinct_tokens(corpus, BatchPlan(corpus, stage, "tree", packing.batch_size, config.seed, 0))
+        distinct = distinct_tokens(
+            corpus, BatchPlan(corpus, stage, "tree", packing.batch_size, seed=config.seed, record_chunk=0)
+        )
     return {
         "granularity": parse_granularity(granularity),
         "packing": packing.packing,
@@ -119,7 +121,7 @@ def main(config: BenchConfig) -> int:
             GranularityConfig(granularities=config.granularity),
             config.encoding,
             tokenizer,
-            config.cache_dir or scratch,
+            cache_dir=config.cache_dir or scratch,
         )
         print(" ".join(f"{title:>10}" for title in COLUMNS.values()))
         for granularity in config.granularity:

@@ -78,8 +78,10 @@ def read_batches(
             with pathlib.Path(name).open() as lines:
                 file.write_text("".join(itertools.islice(lines, config.records or None)))
             files.append(str(file))
-        corpus: Corpus = open_corpus(files, ReadConfig(), stages, config.encoding, tokenizer, f"{scratch}/cache")
-        plan = BatchPlan(corpus, stages, "tree", config.batch_size, config.seed, 0)
+        corpus: Corpus = open_corpus(
+            files, ReadConfig(), stages, config.encoding, tokenizer, cache_dir=f"{scratch}/cache"
+        )
+        plan = BatchPlan(corpus, stages, "tree", config.batch_size, seed=config.seed, record_chunk=0)
         # Whole batches: the last of a pass holds what remains.
         steps = range(min(config.batches, plan.num_steps - 1))
         return [[corpus[g][i] for g, i in plan.batch(k)[1]] for k in steps], corpus.max_steps, corpus.max_tokens

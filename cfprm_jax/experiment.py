@@ -180,7 +180,14 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
             raise UserError("--grid=oracle requires --train_data=laboratory, whose redundant steps are known")
         grid = oracle_cells(config.rows, levels, seeds)
     else:
-        grid = cells(config.rows, config.treatments, levels, seeds, config.other_level_treatments, config.grouping_rows)
+        grid = cells(
+            config.rows,
+            config.treatments,
+            levels,
+            seeds,
+            elsewhere=config.other_level_treatments,
+            packings=config.grouping_rows,
+        )
     base = TrainConfig(
         train_data=config.train_data,
         model=config.model,

@@ -109,7 +109,13 @@ def main(config: ServeConfig) -> int:
     with session.opened(config.device) as (chosen, mesh), listen(config.host, config.port) as listener:
         print(f"devices     {devices.describe(chosen)}", flush=True)
         opened = open_prm(
-            model, config.dtype, config.attention, mesh, encoding.name, config.step_separator, log=_log_of_checkpoint
+            model,
+            config.dtype,
+            config.attention,
+            mesh,
+            encoding=encoding.name,
+            step_separator=config.step_separator,
+            log=_log_of_checkpoint,
         )
         loaded = limited(opened, config.max_length)
         scorer = PrefixScorer(loaded, config.prefix_cache_tokens, config.batch_tokens, mesh)
@@ -127,9 +133,9 @@ def main(config: ServeConfig) -> int:
             config.served_model_name or config.model or config.checkpoint,
             loaded,
             scorer,
-            BatchPolicy(config.batch_tokens, config.max_wait_ms / 1000),
-            Limits(config.max_queue, config.max_body_bytes, sequences=config.max_solutions),
-            token,
+            policy=BatchPolicy(config.batch_tokens, config.max_wait_ms / 1000),
+            limits=Limits(config.max_queue, config.max_body_bytes, sequences=config.max_solutions),
+            token=token,
         )
         port = listener.getsockname()[1]
         if not token and not _is_loopback(config.host):

@@ -52,10 +52,10 @@ def write_run(directory, tokenizer, head):
         directory,
         BACKBONE.to_hf(),
         tokenizer,
-        ModelConfig(head=head),
-        EncodingConfig(max_length=160),
-        LossConfig(),
-        GranularityConfig(),
+        model=ModelConfig(head=head),
+        encoding=EncodingConfig(max_length=160),
+        loss=LossConfig(),
+        granularity=GranularityConfig(),
     )
     checkpoints = Checkpoints(directory, keep=1)
     optimizer = AdamW(OptimizerConfig(), lambda step: 0.0, param_specs(config))

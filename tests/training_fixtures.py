@@ -103,7 +103,9 @@ class Setup:
     def forward(self, params, tokens, positions, subtree_end):
         if self.network == "toy":
             return toy(params, tokens, positions, subtree_end)
-        return prm.apply(self.config, params, tokens, positions, subtree_end, rules.constrain_activations(self.mesh))
+        return prm.apply(
+            self.config, params, tokens, positions, subtree_end, constrain=rules.constrain_activations(self.mesh)
+        )
 
     def make_params(self, key: jax.Array):
         if self.network != "toy":

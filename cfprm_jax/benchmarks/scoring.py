@@ -37,8 +37,8 @@ def open_scorer(config: Any, mesh: Mesh, log: Log) -> tuple[Scorer, str]:
         config.dtype,
         config.attention,
         mesh,
-        encoding.name,
-        config.step_separator,
+        encoding=encoding.name,
+        step_separator=config.step_separator,
         log=lambda line: log(f"checkpoint  {line}"),
     )
     if "step" in loaded.meta:

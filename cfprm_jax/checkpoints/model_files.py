@@ -27,6 +27,7 @@ def write_model(
     output_dir: pathlib.Path,
     backbone_config: dict[str, Any],
     tokenizer: transformers.PreTrainedTokenizerBase,
+    *,
     model: ModelConfig,
     encoding: EncodingConfig,
     loss: LossConfig,
@@ -41,7 +42,7 @@ def write_model(
       source: directory of the backbone, whose generation_config.json is kept if it has one.
       frozen: what is frozen, and where its weights are (:func:`cfprm_jax.checkpoints.frozen.record`).
     """
-    prm = prm_file.described(model, encoding, loss, granularity, marker_origin(tokenizer), frozen)
+    prm = prm_file.described(model, encoding, loss, granularity, renamed_from=marker_origin(tokenizer), frozen=frozen)
     with atomic.updated_directory(output_dir / MODEL) as directory:
         save_tokenizer(tokenizer, directory)
         atomic.write_json(directory / "config.json", backbone_config)

@@ -38,6 +38,7 @@ def described(
     encoding: EncodingConfig,
     loss: LossConfig,
     granularity: GranularityConfig,
+    *,
     renamed_from: str | None = None,
     frozen: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class BatchPlan:
         granularities: GranularityConfig,
         packing: str,
         batch_size: int,
+        *,
         seed: int,
         record_chunk: int,
         batch_tokens: int = 0,

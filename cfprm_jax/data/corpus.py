@@ -111,6 +111,7 @@ def open_corpus(
     granularities: GranularityConfig,
     encoding: EncodingConfig,
     tokenizer: transformers.PreTrainedTokenizerBase,
+    *,
     cache_dir: str | pathlib.Path,
     questions: str = "all",
     held_out_fraction: float = 0.0,
@@ -147,7 +148,7 @@ def open_corpus(
     cache = pathlib.Path(cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     inputs = expand(paths)
-    identity = _identity(inputs, read, granularities, encoding, tokenizer, cache)
+    identity = _identity(inputs, read, granularities, encoding=encoding, tokenizer=tokenizer, cache=cache)
     identity |= {"questions": questions, "held_out_fraction": held_out_fraction if questions != "all" else 0.0}
     if questions != "all":
         identity["held_out_by"] = NORMAL_FORM
@@ -167,12 +168,12 @@ def open_corpus(
                 scratch,
                 paths,
                 read,
-                granularities,
-                encoding,
-                Encoder(tokenizer, encoding),
-                questions,
-                held_out_fraction,
-                progress,
+                granularities=granularities,
+                encoding=encoding,
+                encoder=Encoder(tokenizer, encoding),
+                side=questions,
+                held_out_fraction=held_out_fraction,
+                progress=progress,
             )
             if questions != "held_out":
                 _check_not_empty(built["report"])
@@ -212,6 +213,7 @@ def _identity(
     files: list[InputFile],
     read: ReadConfig,
     granularities: GranularityConfig,
+    *,
     encoding: EncodingConfig,
     tokenizer: transformers.PreTrainedTokenizerBase,
     cache: pathlib.Path,

@@ -121,6 +121,7 @@ def build(
     directory: pathlib.Path,
     paths: Paths,
     read: ReadConfig,
+    *,
     granularities: GranularityConfig,
     encoding: EncodingConfig,
     encoder: Encoder,
@@ -194,7 +195,13 @@ def build(
 
 def _read(paths: Paths, read: ReadConfig, report: ReadReport) -> Iterator[Trajectory]:
     return read_trajectories(
-        paths, read.data_format, read.neutral, read.alternatives, read.max_bad_rows, None, report, read.estimates
+        paths,
+        read.data_format,
+        neutral=read.neutral,
+        alternatives=read.alternatives,
+        max_bad_rows=read.max_bad_rows,
+        report=report,
+        estimates=read.estimates,
     )
 
 

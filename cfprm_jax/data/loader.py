@@ -98,6 +98,7 @@ class Loader:
         granularities: GranularityConfig,
         packing: PackingConfig,
         encoding: EncodingConfig,
+        *,
         seed: int,
         row_multiple: int = 1,
         redundancy: str = "",
@@ -120,9 +121,9 @@ class Loader:
             granularities,
             packing.packing,
             packing.batch_size,
-            seed,
-            packing.record_chunk,
-            packing.batch_tokens,
+            seed=seed,
+            record_chunk=packing.record_chunk,
+            batch_tokens=packing.batch_tokens,
         )
         self.num_steps = self._plan.num_steps
         self.trajectories = self._plan.trajectories
@@ -160,13 +161,13 @@ class Loader:
             readers,
             self._packing,
             self.shapes,
-            size,
-            self._steps,
-            granularity,
-            this.epoch,
-            this.stage,
-            self._redundancy,
-            self._hidden,
+            trajectories=size,
+            steps=self._steps,
+            granularity=granularity,
+            epoch=this.epoch,
+            stage=this.stage,
+            redundancy=self._redundancy,
+            hidden=self._hidden,
         )
 
     def iterator(self, threads: int = _THREADS, read_ahead: int = _READ_AHEAD) -> grain.DatasetIterator[Batch]:
@@ -228,6 +229,7 @@ def evaluation_batches(
     packing: PackingConfig,
     encoding: EncodingConfig,
     limit: int = 0,
+    *,
     row_multiple: int = 1,
     redundancy: bool = False,
     hidden: HiddenStates | None = None,
@@ -266,7 +268,16 @@ def evaluation_batches(
     longest = min(reader.max_tokens, encoding.max_length)
     shapes = fit_shapes(forests, packing, longest, size, row_multiple)
     batches = [
-        _make_batch([(reader, p) for p in group], packing, shapes, size, reader.max_steps, reader.granularity, 0, 0)
+        _make_batch(
+            [(reader, p) for p in group],
+            packing,
+            shapes,
+            trajectories=size,
+            steps=reader.max_steps,
+            granularity=reader.granularity,
+            epoch=0,
+            stage=0,
+        )
         for group in groups
     ]
     batches = [
@@ -304,6 +315,7 @@ def _make_batch(
     members: Sequence[tuple[GranularityReader, int]],
     packing: PackingConfig,
     shapes: RowShapes,
+    *,
     trajectories: int,
     steps: int,
     granularity: Granularity,

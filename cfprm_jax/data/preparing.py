@@ -127,9 +127,14 @@ class _Pass:
         windows, separator = config.windows, config.encoding.separator
         progress = ProgressLine(f"C={self.granularity}")
         read = config.read
-        options = (read.data_format, read.neutral, read.alternatives, read.max_bad_rows)
         for trajectory in formats.read(
-            config.files.input, *options, report=self.reading, estimates=config.read.estimates
+            config.files.input,
+            read.data_format,
+            neutral=read.neutral,
+            alternatives=read.alternatives,
+            max_bad_rows=read.max_bad_rows,
+            report=self.reading,
+            estimates=read.estimates,
         ):
             self.read.add(trajectory)
             progress.show(lambda: _read_so_far(self.reading, progress), self.reading.fraction)

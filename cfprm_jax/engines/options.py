@@ -82,6 +82,7 @@ def opened(
     config: EngineConfig,
     model: str,
     sampling: Sampling,
+    *,
     device: DeviceConfig,
     batch_rows: int,
     dtype: str,
@@ -96,8 +97,14 @@ def opened(
         tokenizer, longest = open_tokenizer(model)
         engine: Engine
         if config.engine:
-            limits = (config.concurrency, config.request_seconds, config.request_retries)
-            engine = ServerEngine(config.engine, config.engine_model, sampling, *limits)
+            engine = ServerEngine(
+                config.engine,
+                config.engine_model,
+                sampling,
+                concurrency=config.concurrency,
+                seconds=config.request_seconds,
+                retries=config.request_retries,
+            )
             text = f"model       {engine.name} at {config.engine}, {config.concurrency} requests at once"
         else:
             engine = BatchEngine(config.engine_model or model, sampling, config.completions)

@@ -83,8 +83,13 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
         rows = min(config.batch_rows, len(every) * config.num_candidates)
         opened = stack.enter_context(
             options.opened(
-                *(config.engines, config.model, sampling, config.device),
-                *(rows, config.dtype, log),
+                config.engines,
+                config.model,
+                sampling,
+                device=config.device,
+                batch_rows=rows,
+                dtype=config.dtype,
+                log=log,
             )
         )
         prompts = encode_prompts(

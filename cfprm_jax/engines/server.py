@@ -35,6 +35,7 @@ class ServerEngine:
         url: str,
         model: str,
         sampling: Sampling,
+        *,
         concurrency: int,
         seconds: float,
         retries: int,

@@ -107,7 +107,7 @@ def measure(
     fresh_ci = quantiles(resampled(steps, new_counts, settings)) if seen else np.full((len(LINES), 2), np.nan)
     best = fitted(steps, complete, settings)
     judges = {name: baseline(steps, complete, name, settings.seed) for name in BASELINES}
-    first, similarity = _case_measures(cases, scores, steps, valid, counts, settings)
+    first, similarity = _case_measures(cases, scores, steps, valid, counts=counts, settings=settings)
     out = []
     for place, name in enumerate(LINES):
         members = members_of(name)
@@ -150,6 +150,7 @@ def _case_measures(
     scores: Mapping[tuple[str, str], CaseScores],
     steps: Steps,
     valid: Bool[np.ndarray, " steps"],
+    *,
     counts: Float[np.ndarray, "cases 4"],
     settings: Settings,
 ) -> tuple[list[float | None], list[float | None]]:

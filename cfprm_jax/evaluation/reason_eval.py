@@ -87,7 +87,15 @@ def _line(cases: Sequence[Case], scores: Mapping[tuple[str, str], CaseScores], s
     def level(signal: list[np.ndarray], wrong: list[np.ndarray], group: np.ndarray, strict: bool) -> LevelMeasures:
         if not signal:
             return LevelMeasures(0, 0, None, None, None, None, None)
-        return _level(np.concatenate(signal), np.concatenate(wrong), group, len(names), threshold, strict, settings)
+        return _level(
+            np.concatenate(signal),
+            np.concatenate(wrong),
+            group,
+            groups=len(names),
+            threshold=threshold,
+            strict=strict,
+            settings=settings,
+        )
 
     return ReasonEvalLine(
         name=cases[0].classification,
@@ -123,6 +131,7 @@ def _level(
     signal: Float[np.ndarray, " n"],
     wrong: Bool[np.ndarray, " n"],
     group: Int[np.ndarray, " n"],
+    *,
     groups: int,
     threshold: float,
     strict: bool,

@@ -196,7 +196,7 @@ def _family(
         results.mean(level, row, treatment, test) - results.mean(level, row, baseline, test)
         for level, row, treatment, baseline, test in there
     ]
-    return _made(results, key, question, better, there, tables)
+    return _made(results, key, question, better=better, there=there, tables=tables)
 
 
 def _interaction(results: Results, losses: Sequence[str]) -> list[ContrastFamily | None]:
@@ -217,13 +217,23 @@ def _interaction(results: Results, losses: Sequence[str]) -> list[ContrastFamily
         "Do windows help more the more redundant the steps are? (The paper's explanation.) Gain of C=2 over plain of "
         "as many steps at 'much', minus that at 'none'."
     )
-    return [_made(results, "redundancy", question, "windows help more where steps are redundant", there, tables)]
+    return [
+        _made(
+            results,
+            "redundancy",
+            question,
+            better="windows help more where steps are redundant",
+            there=there,
+            tables=tables,
+        )
+    ]
 
 
 def _made(
     results: Results,
     key: str,
     question: str,
+    *,
     better: str,
     there: Sequence[tuple[str, str, str, str, str]],
     tables: Sequence[Float[np.ndarray, "seeds questions"]],

@@ -81,7 +81,7 @@ def chosen(done: Sequence[CellResult], subsets: str) -> list[Point]:
             rates[name] = float(np.mean([result.right[f"{judge(tests)}/min/{subsets}"] for result in results]))
         best = max(rates, key=lambda name: rates[name])
         results = [by_cell[Cell(level, row, best, seed)] for seed in seeds]
-        points.append(_point(level, row, best, rates, results, tests, subsets))
+        points.append(_point(level, row, best, rates=rates, results=results, tests=tests, subsets=subsets))
     return [_compared(point, points, tests) for point in points]
 
 
@@ -94,6 +94,7 @@ def _point(
     level: str,
     row: str,
     name: str,
+    *,
     rates: dict[str, float],
     results: Sequence[CellResult],
     tests: Sequence[str],

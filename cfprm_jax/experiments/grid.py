@@ -100,6 +100,7 @@ def cells(
     treatments: Sequence[str],
     levels: Sequence[str],
     seeds: Sequence[int],
+    *,
     elsewhere: Sequence[str],
     packings: Sequence[str],
 ) -> list[Cell]:

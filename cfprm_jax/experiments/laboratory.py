@@ -126,6 +126,7 @@ def make(
     directory: str | pathlib.Path,
     level: str,
     seeds: Sequence[int],
+    *,
     config: LaboratoryConfig,
     encoding: EncodingConfig,
     mesh: Mesh,
@@ -140,7 +141,7 @@ def make(
     root.mkdir(parents=True, exist_ok=True)
     with locks.held(root / "lock", wait=True):  # others wait, and then find what this one made
         _require_same(root / "config.json", {**dataclasses.asdict(config), **dataclasses.asdict(encoding)})
-        laboratory = _Laboratory(root, level, config, encoding, mesh, log)
+        laboratory = _Laboratory(root, level, config, encoding=encoding, mesh=mesh, log=log)
         laboratory.policy()
         return Level(
             laboratory.backbone(),
@@ -155,6 +156,7 @@ class _Laboratory:
         root: pathlib.Path,
         level: str,
         config: LaboratoryConfig,
+        *,
         encoding: EncodingConfig,
         mesh: Mesh,
         log: Callable[[str], None],
@@ -185,9 +187,9 @@ class _Laboratory:
                 list(self._demonstrations()),
                 tokenizer,
                 make_config(len(tokenizer)),
-                self._encoding,
-                PolicyConfig(row_length=max(self._encoding.max_length, PolicyConfig.row_length)),
-                self._config.world_seed,
+                encoding=self._encoding,
+                config=PolicyConfig(row_length=max(self._encoding.max_length, PolicyConfig.row_length)),
+                seed=self._config.world_seed,
             )
         self._log(f"policy      redundancy {self._level}: {loss:.3f} nats a token at the end")
 

@@ -81,6 +81,7 @@ def train_policy(
     demonstrations: Sequence[Demonstration],
     tokenizer: transformers.PreTrainedTokenizerBase,
     raw: dict[str, Any],
+    *,
     encoding: EncodingConfig,
     config: PolicyConfig,
     seed: int,

@@ -163,7 +163,7 @@ class Runner:
         if made is not None:
             root = self._materials.directory / LABORATORY
             self._levels[level] = laboratory.make(
-                root, level, seeds, made, self._materials.base.encoding, self._mesh, self._log
+                root, level, seeds, config=made, encoding=self._materials.base.encoding, mesh=self._mesh, log=self._log
             )
 
     def _model(self, level: str) -> pathlib.Path:
@@ -271,7 +271,7 @@ def _balancing(corpus: Corpus) -> float:
 
 def _steps_of_shared(corpus: Corpus, plain: GranularityConfig, config: TrainConfig, record_chunk: int) -> int:
     """Steps without shared prefixes that hold as many tokens as a whole run with them computes."""
-    plan = BatchPlan(corpus, plain, "tree", config.packing.batch_size, config.run.seed, record_chunk)
+    plan = BatchPlan(corpus, plain, "tree", config.packing.batch_size, seed=config.run.seed, record_chunk=record_chunk)
     shared = expanded = 0
     for step in range(plan.num_steps):
         tokens = [corpus[granularity][place].tokens for granularity, place in plan.batch(step)[1]]

@@ -88,9 +88,9 @@ def export(
     config: PRMConfig,
     tokenizer: Any,
     encoding: EncodingConfig,
+    *,
     format: str = "token_classification",
     dtype: str = "bfloat16",
-    *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,
     texts: Mapping[str, str] | None = None,
@@ -130,7 +130,7 @@ def export(
     tensors = list(_plan(params, config, form, stored))
     raw = _config_json(config, form, dtype)
     described = {"config.json": raw, "generation_config.json": _generation_config(raw)}
-    with new_directory(directory, config, tokenizer, encoding, described, texts or {}) as partial:
+    with new_directory(directory, config, tokenizer, encoding, described=described, texts=texts or {}) as partial:
         files = write_shards(partial, tensors, stored, max_shard_bytes, counter(tensors, stored, progress))
     return ExportReport.of(files, tensors, stored)
 
@@ -141,6 +141,7 @@ def new_directory(
     config: PRMConfig,
     tokenizer: Any,
     encoding: EncodingConfig,
+    *,
     described: Mapping[str, Any],
     texts: Mapping[str, str],
 ) -> Iterator[pathlib.Path]:

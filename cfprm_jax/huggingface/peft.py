@@ -37,11 +37,11 @@ def export_adapters(
     trainable: Params,
     config: PRMConfig,
     lora: Lora,
+    *,
     backbone: str,
     tokenizer: Any,
     encoding: EncodingConfig,
     dtype: str = "float32",
-    *,
     progress: Callable[[int, int], None] | None = None,
     texts: Mapping[str, str] | None = None,
     first_layer: int = 0,
@@ -59,7 +59,7 @@ def export_adapters(
     stored = EXPORT_DTYPES[dtype]
     tensors = list(_plan(trainable, config, lora, stored, first_layer))
     described = {CONFIG: adapter_config(lora, backbone, range(first_layer, config.backbone.num_hidden_layers))}
-    with new_directory(directory, config, tokenizer, encoding, described, texts or {}) as partial:
+    with new_directory(directory, config, tokenizer, encoding, described=described, texts=texts or {}) as partial:
         write_file(partial / WEIGHTS, tensors, stored, counter(tensors, stored, progress))
     return ExportReport.of([WEIGHTS], tensors, stored)
 

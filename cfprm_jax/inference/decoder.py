@@ -203,6 +203,7 @@ def step(
     tokens: Int[Array, " rows"],
     place: Place,
     offset: Int[Array, ""],
+    *,
     cache: KeysValues,
     tail: KeysValues,
 ) -> tuple[Float[Array, "vocab rows"], KeysValues]:

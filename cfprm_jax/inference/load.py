@@ -36,6 +36,7 @@ def open_prm(
     dtype: str = "auto",
     attention: str = "auto",
     mesh: Mesh | None = None,
+    *,
     encoding: str = "auto",
     step_separator: str = "",
     log: Callable[[str], None] = warn,

@@ -96,7 +96,7 @@ def divide(
     shared = [0] + [common_prefix(sequences[a].tokens, sequences[b].tokens) for a, b in itertools.pairwise(order)]
     return [
         _layout(sequences, matched, order[first:end], shared[first:end])
-        for first, end in _cuts(sequences, matched, order, shared, lengths, attention)
+        for first, end in _cuts(sequences, matched, order, shared=shared, lengths=lengths, attention=attention)
     ]
 
 
@@ -104,6 +104,7 @@ def _cuts(
     sequences: Sequence[Tokens],
     matched: Sequence[np.ndarray],
     order: Sequence[int],
+    *,
     shared: Sequence[int],
     lengths: Lengths,
     attention: float,

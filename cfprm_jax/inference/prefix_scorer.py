@@ -304,7 +304,7 @@ def _forward(
         def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             own.append(CachePool(k, v))
             if not inputs.slots.shape[1]:  # then columns are places in the row, and any kernel computes it
-                return attention(q, k, v, inputs.ends, config.attention, placement)
+                return attention(q, k, v, inputs.ends, config.attention, placement=placement)
             cached = (array[layer[1], inputs.slots] for array in pool)
             keys, values = (jnp.concatenate(pair, axis=1) for pair in zip(cached, (k, v), strict=True))
             return _attend(q, keys, values, seen)

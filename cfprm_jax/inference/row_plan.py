@@ -57,6 +57,7 @@ class RowPlanner:
         width: int,
         packing: str = "tree",
         batch_rows: int = 8,
+        *,
         row_length: int = 0,
         multiple: int = 1,
     ) -> None:

@@ -129,12 +129,19 @@ class Sampler:
         Args:
           report: called after every few tokens.
         """
-        run = _Run(prompts, candidates, self.rows, self._sampling, frozenset(self._policy.stops), self.counts)
+        run = _Run(
+            prompts,
+            candidates,
+            self.rows,
+            sampling=self._sampling,
+            stops=frozenset(self._policy.stops),
+            counts=self.counts,
+        )
         cache = _Cache(self._policy, self.rows, self._mesh, self.counts)
         while run.refill(cache):
             cache.fit(int(run.state[_POSITION].max()) + 2 * STRIDE)
             cache.content, tokens = _decode(
-                self._static, self._policy.params, cache.content, run.state, self._key, self._numbers
+                self._static, self._policy.params, cache.content, run.state, self._key, numbers=self._numbers
             )
             yield from run.ready()
             run.absorb(np.asarray(tokens))
@@ -180,7 +187,7 @@ class _Cache:
         for block in range(shared // BLOCK, len(padded) // BLOCK):
             own = padded[block * BLOCK : (block + 1) * BLOCK]
             self._sequence = _prefill(
-                self._policy.config, self._mesh, self._policy.params, self._sequence, own, np.int32(block)
+                self._policy.config, self._mesh, self._policy.params, self._sequence, own, block=np.int32(block)
             )
             self._counts.prefilled += BLOCK
 
@@ -203,6 +210,7 @@ class _Run:
         prompts: Sequence[Prompt],
         candidates: int,
         rows: int,
+        *,
         sampling: Sampling,
         stops: frozenset[int],
         counts: SamplingCounts,
@@ -323,6 +331,7 @@ def _prefill(
     params: DecoderParams,
     sequence: KeysValues,
     tokens: Int[Array, " block"],
+    *,
     block: Int[Array, ""],
 ) -> KeysValues:
     return _placed(mesh, decoder.prefill_block(config, params, sequence, tokens, block))
@@ -345,6 +354,7 @@ def _decode(
     cache: KeysValues,
     state: Int[Array, "7 rows"],
     seed: Any,
+    *,
     numbers: Float[Array, " settings"],
 ) -> tuple[KeysValues, Int[Array, "rows chunk"]]:
     """STRIDE tokens a row, -1 after its end; less if all rows end before."""
@@ -363,7 +373,7 @@ def _decode(
 
     def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         offset, tokens, live, tail, out = carry
-        logits, tail = decoder.step(static.config, params, tokens, place, offset, cache, tail)
+        logits, tail = decoder.step(static.config, params, tokens, place, offset, cache=cache, tail=tail)
         at = jax.vmap(jax.random.fold_in)(keys, made + offset)
         temperature, top_p = None if static.greedy else numbers[0], numbers[1] if static.nucleus else None
         chosen = choose(logits, at, temperature, static.top_k, top_p)

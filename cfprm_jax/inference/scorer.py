@@ -81,6 +81,7 @@ class Scorer:
         packing: str = "tree",
         batch_rows: int = 8,
         row_length: int = 0,
+        *,
         mesh: Mesh | None = None,
         trunk: CachedTrunk | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class Scorer:
         self.encoder = make_encoder(loaded.encoding_name, loaded.tokenizer, loaded.encoding)
         longest, width = loaded.encoding.max_length, loaded.config.backbone.hidden_size
         multiple = 1 if mesh is None else rules.row_multiple(mesh)
-        self._planner = RowPlanner(longest, width, packing, batch_rows, row_length, multiple)
+        self._planner = RowPlanner(longest, width, packing, batch_rows, row_length=row_length, multiple=multiple)
         self.shapes = self._planner.shapes
         self._trunk = trunk
         if trunk is not None:
@@ -120,7 +121,7 @@ class Scorer:
             hidden: jax.Array | None = None,
         ) -> Float32[jax.Array, "rows length *outputs"]:
             self.compilations += 1  # jit runs this once a shape
-            return prm.apply(loaded.config, params, tokens, positions, subtree_end, constrain, hidden)
+            return prm.apply(loaded.config, params, tokens, positions, subtree_end, constrain=constrain, hidden=hidden)
 
         # Every process reads all scores, which are few.
         everywhere = None if mesh is None else rules.replicated(mesh)

@@ -74,6 +74,7 @@ class Ledger:
         self,
         done: Iterable[dict[str, Any]],
         write: Callable[[dict[str, Any]], object],
+        *,
         encoder: PrefixEncoder,
         engine: Engine,
         grader: Grader,

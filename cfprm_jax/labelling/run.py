@@ -81,7 +81,13 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
             held.require("kind of engine", engine_config.kind)
         opened = stack.enter_context(
             engines.opened(
-                *(engine_config, config.model, sampling, config.device, config.batch_rows, config.dtype, log)
+                engine_config,
+                config.model,
+                sampling,
+                device=config.device,
+                batch_rows=config.batch_rows,
+                dtype=config.dtype,
+                log=log,
             )
         )
         grader = stack.enter_context(Grader(config.grader, config.grader_seconds, config.grader_processes))
@@ -92,7 +98,7 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
         if other := _other_policy(config, fingerprint["model"]):
             log(f"note        {other}")
         write = held.write if not held.complete else _no_write
-        labeller = _Labeller(config, opened, grader, done, write, log)
+        labeller = _Labeller(config, opened, grader, done=done, write=write, log=log)
         with _written(output) as stream:
             for row in labeller.rows():
                 stream.write(atomic.encode_json(row))
@@ -142,6 +148,7 @@ class _Labeller:
         config: LabelConfig,
         opened: engines.Opened,
         grader: Grader,
+        *,
         done: Iterable[dict[str, Any]],
         write: Callable[[dict[str, Any]], object],
         log: Log,
@@ -161,13 +168,13 @@ class _Labeller:
         self.ledger = Ledger(
             done,
             write,
-            self._encoder,
-            self._engine,
-            grader,
-            config.what.rollouts,
-            self._join,
-            lambda text: split_steps(text, config.separator),
-            self._tree or config.what.keep_texts,
+            encoder=self._encoder,
+            engine=self._engine,
+            grader=grader,
+            rollouts=config.what.rollouts,
+            join=self._join,
+            pieces=lambda text: split_steps(text, config.separator),
+            keep_texts=self._tree or config.what.keep_texts,
         )
         self._progress = ProgressLine("rolling")
 

@@ -79,7 +79,9 @@ def _step_loss(config: LossConfig) -> Loss:
         return Loss(lambda z, y, distinct: q_ranking_by_question(z, y, distinct.questions, margin), joint=True)
 
     def tree(z: Labels, y: Labels, distinct: Any) -> Sums:
-        return q_ranking_tree(z, y, distinct.nodes, distinct.questions, margin, config.ranking_negatives)
+        return q_ranking_tree(
+            z, y, distinct.nodes, distinct.questions, margin=margin, negatives=config.ranking_negatives
+        )
 
     return Loss(tree, joint=True, once=True)
 

@@ -19,6 +19,7 @@ def q_ranking_tree(
     labels: Float[Array, "trajectories steps"],
     nodes: Int[Array, "trajectories steps"],
     questions: Int[Array, " trajectories"],
+    *,
     margin: float = 4.0,
     negatives: str = "path",
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:

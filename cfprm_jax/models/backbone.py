@@ -64,7 +64,7 @@ class Backbone(nnx.Module):
         else:
             x = constrain(constrain.embed(self.embedding[...], tokens, self.config.dtype), STREAM)
         if self.layers is not None:
-            x = _through(self.layers, self.config, x, positions, subtree_end, constrain)
+            x = _through(self.layers, self.config, x, positions, subtree_end, constrain=constrain)
         return self.final_norm(x)
 
 
@@ -85,7 +85,7 @@ class Trunk(nnx.Module):
     ) -> Float[Array, "rows length embed"]:
         """Hidden states in config.dtype; arguments as of :class:`Backbone`."""
         x = constrain(constrain.embed(self.embedding[...], tokens, self.config.dtype), STREAM)
-        return _through(self.layers, self.config, x, positions, subtree_end, constrain)
+        return _through(self.layers, self.config, x, positions, subtree_end, constrain=constrain)
 
 
 def _through(
@@ -94,6 +94,7 @@ def _through(
     x: Float[Array, "rows length embed"],
     positions: Int[Array, "rows length"],
     subtree_end: Int[Array, "rows length"],
+    *,
     constrain: Placement,
 ) -> Float[Array, "rows length embed"]:
     """The residual stream after stacked layers."""
@@ -101,7 +102,7 @@ def _through(
     graphdef, stacked = nnx.split(layers)
 
     def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attention(q, k, v, subtree_end, config.attention, constrain)
+        return attention(q, k, v, subtree_end, config.attention, placement=constrain)
 
     def one_layer(x: jax.Array, params: Any) -> tuple[jax.Array, None]:
         layer = nnx.merge(graphdef, params)

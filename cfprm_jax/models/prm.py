@@ -37,6 +37,7 @@ def apply(
     tokens: Int[Array, "rows length"],
     positions: Int[Array, "rows length"],
     subtree_end: Int[Array, "rows length"],
+    *,
     constrain: Placement = unconstrained,
     hidden: Float[Array, "rows length embed"] | None = None,
 ) -> Float[Array, "rows length *outputs"]:
@@ -64,6 +65,7 @@ def trunk(
     tokens: Int[Array, "rows length"],
     positions: Int[Array, "rows length"],
     subtree_end: Int[Array, "rows length"],
+    *,
     constrain: Placement = unconstrained,
 ) -> Float[Array, "rows length embed"]:
     """The residual stream after the lowest layers, in config.dtype; other arguments as of :func:`apply`.

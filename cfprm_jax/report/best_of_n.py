@@ -78,10 +78,10 @@ def evaluate(
         (config.name, config.name2)[: len(measured)],
         pool,
         rows,
-        grading,
-        breakdown.correlations(pool, config.sizes),
-        comparison,
-        steps.result(),
+        grading=grading,
+        correlations=breakdown.correlations(pool, config.sizes),
+        comparison=comparison,
+        diagnosed=steps.result(),
     )
     return BestOfNResult(outcome, collector.data(pool, max(config.sizes)))
 

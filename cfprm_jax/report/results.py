@@ -32,6 +32,7 @@ def results(
     systems: Sequence[str],
     pool: Pool,
     parts: Sequence[PartRows],
+    *,
     grading: Mapping[str, Any],
     correlations: Sequence[LengthCorrelation],
     comparison: Sequence[AccuracyDifference] = (),

@@ -59,7 +59,13 @@ def open_splits(
         most = config.eval.eval_max_trajectories
         rows = rules.row_multiple(mesh)
         held_out = evaluation_batches(
-            split, config.packing, config.encoding, most, rows, redundancy=config.loss.redundancy, hidden=hidden
+            split,
+            config.packing,
+            config.encoding,
+            most,
+            row_multiple=rows,
+            redundancy=config.loss.redundancy,
+            hidden=hidden,
         )
     number = sum(batch.trajectories for batch in held_out)
     log(f"held out    {number:,} trajectories" if held_out else "held out    no question, so there is no evaluation")
@@ -121,11 +127,11 @@ def _open(
         config.granularity,
         config.encoding,
         tokenizer,
-        caches.cache_directory(config.run.data_cache_dir, "corpora"),
-        questions,
-        held_out_fraction(config, sources),
-        show,
-        lambda text: log(f"corpus      {text}"),
+        cache_dir=caches.cache_directory(config.run.data_cache_dir, "corpora"),
+        questions=questions,
+        held_out_fraction=held_out_fraction(config, sources),
+        progress=show,
+        log=lambda text: log(f"corpus      {text}"),
     )
     line.clear()
     return opened
@@ -138,10 +144,10 @@ def training_loader(config: TrainConfig, corpus: Corpus, mesh: Mesh, hidden: Hid
         config.granularity,
         config.packing,
         config.encoding,
-        config.run.seed,
-        rules.row_multiple(mesh) * config.optimizer.accumulation,
-        second_targets(config.loss),
-        hidden,
+        seed=config.run.seed,
+        row_multiple=rules.row_multiple(mesh) * config.optimizer.accumulation,
+        redundancy=second_targets(config.loss),
+        hidden=hidden,
     )
 
 

@@ -198,12 +198,12 @@ def write_description(config: TrainConfig, output_dir: pathlib.Path, made: Setup
         output_dir,
         made.network.raw,
         made.tokenizer,
-        config.model,
-        config.encoding,
-        config.loss,
-        config.granularity,
-        made.sources.model,
-        made.frozen,
+        model=config.model,
+        encoding=config.encoding,
+        loss=config.loss,
+        granularity=config.granularity,
+        source=made.sources.model,
+        frozen=made.frozen,
     )
 
 

@@ -78,7 +78,7 @@ def setup(
     if reserved is not None:
         log(f"marker      the reserved token {reserved} is renamed to {config.encoding.marker}")
     with turns():
-        hidden = trunk.open_hidden(config, sources, partition, tokenizer, mesh, log)
+        hidden = trunk.open_hidden(config, sources, partition, tokenizer=tokenizer, mesh=mesh, log=log)
         data = open_splits(config, sources, tokenizer, mesh, log=log, hidden=hidden)
     if hidden is not None:
         hidden.free()

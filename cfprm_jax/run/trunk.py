@@ -157,6 +157,7 @@ def open_hidden(
     config: TrainConfig,
     sources: Sources,
     partition: Partition,
+    *,
     tokenizer: transformers.PreTrainedTokenizerBase,
     mesh: Mesh,
     log: LogLine,
@@ -174,5 +175,7 @@ def open_hidden(
         mesh = rules.make_mesh(DeviceConfig(), local)
     computing = TrunkComputation(partition, lambda: trunk.load_trunk(partition, sources.model, mesh), mesh)
     net = partition.network.backbone
-    planner = RowPlanner(config.encoding.max_length, net.hidden_size, "tree", _ROWS, 0, rules.row_multiple(mesh))
+    planner = RowPlanner(
+        config.encoding.max_length, net.hidden_size, "tree", _ROWS, row_length=0, multiple=rules.row_multiple(mesh)
+    )
     return CorpusHidden(CachedTrunk(computing, cache), planner, log)

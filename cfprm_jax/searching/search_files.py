@@ -85,7 +85,14 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             separator = (config.step_separator or "\\n\\n").encode().decode("unicode_escape")
         else:
             encoding = encoding_of(config.reward, config.encoding, config.step_separator)
-            opened = open_prm(config.reward, config.dtype, config.attention, mesh, encoding.name, config.step_separator)
+            opened = open_prm(
+                config.reward,
+                config.dtype,
+                config.attention,
+                mesh,
+                encoding=encoding.name,
+                step_separator=config.step_separator,
+            )
             loaded = limited(opened, 0)
             reward = PRMReward(PrefixScorer(loaded, config.prefix_cache_tokens, mesh=mesh))
             separator = loaded.encoding.separator

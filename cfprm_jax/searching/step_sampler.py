@@ -191,10 +191,10 @@ class StepSampler:
             self._cache,
             Place(np.full(self._capacity, first, np.int32), self._position.copy()),  # type: ignore[arg-type]
             known,
-            count,
-            self._seed,
-            np.array([self._name, self._advances], np.uint32),
-            np.array([sampling.temperature or 1.0, sampling.top_p], np.float32),
+            count=count,
+            seed=self._seed,
+            names=np.array([self._name, self._advances], np.uint32),
+            numbers=np.array([sampling.temperature or 1.0, sampling.top_p], np.float32),
         )
         found = np.asarray(chosen)
         new = {i: found[i, count[i] - 1 :].tolist() for i, live in enumerate(going) if live}
@@ -242,6 +242,7 @@ def _decode_chunk(
     cache: KeysValues,
     place: Place,
     known: Int[Array, "rows chunk"],
+    *,
     count: Int[Array, " rows"],
     seed: Any,
     names: Any,
@@ -256,7 +257,7 @@ def _decode_chunk(
     def body(offset: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         chosen, tail, out = carry
         tokens = jnp.where(offset < count, jax.lax.dynamic_index_in_dim(known, offset, 1, keepdims=False), chosen)
-        logits, tail = decoder.step(static.config, params, tokens, place, offset, cache, tail)
+        logits, tail = decoder.step(static.config, params, tokens, place, offset, cache=cache, tail=tail)
         at = jax.vmap(jax.random.fold_in)(keys, place.position + offset)
         temperature, top_p = None if static.greedy else numbers[0], numbers[1] if static.nucleus else None
         chosen = choose(logits, at, temperature, static.top_k, top_p)

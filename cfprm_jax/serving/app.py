@@ -73,6 +73,7 @@ class Service:
         name: str,
         loaded: LoadedPRM,
         scorer: PrefixScorer,
+        *,
         policy: BatchPolicy,
         limits: Limits | None = None,
         token: str = "",

@@ -89,6 +89,7 @@ def build(
     options: OptimizerConfig,
     num_steps: int,
     mesh: Mesh,
+    *,
     adapters: Lora | None = None,
     deterministic: bool = False,
     frozen_layers: int = 0,
@@ -131,7 +132,13 @@ def build(
         batch_shardings=rules.batch_shardings(mesh),
         train_step=step.jit_train_step(train_step, state_shardings, mesh, frozen, compiler_options),
         eval_step=step.jit_eval_step(
-            forward, loss_function, param_shardings, mesh, frozen, compiler_options, partition.join
+            forward,
+            loss_function,
+            param_shardings,
+            mesh,
+            frozen=frozen,
+            compiler_options=compiler_options,
+            join=partition.join,
         ),
         partition=partition,
     )

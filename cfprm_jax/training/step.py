@@ -327,6 +327,7 @@ def jit_eval_step(
     loss: Loss,
     param_shardings: Any,
     mesh: Mesh,
+    *,
     frozen: Any = None,
     compiler_options: dict[str, Any] | None = None,
     join: Join = lambda _, trainable: trainable,

@@ -45,7 +45,15 @@ class Run:
         self.path = directory / "run"
         dtype = "float32" if optimizer == "adamw" else "bfloat16"
         model = ModelConfig(dtype=dtype)
-        write_model(self.path, raw, tokenizer, model, ENCODING, LossConfig(), GranularityConfig())
+        write_model(
+            self.path,
+            raw,
+            tokenizer,
+            model=model,
+            encoding=ENCODING,
+            loss=LossConfig(),
+            granularity=GranularityConfig(),
+        )
         network = PRMConfig(config, dtype=dtype)
         chosen = AdamW(OptimizerConfig(optimizer=optimizer), lambda step: 0.0, param_specs(network))
         self.states: dict[int, TrainState] = {}
@@ -267,7 +275,14 @@ def test_the_place_of_a_backbone_may_be_changed_in_prm_json(tmp_path) -> None:
     _, raw = loading.read_config(run.path / "model")
     lora = {"lora": {"rank": 1, "backbone": "here"}}
     write_model(
-        run.path, raw, run.loaded[1].tokenizer, ModelConfig(), ENCODING, LossConfig(), GranularityConfig(), frozen=lora
+        run.path,
+        raw,
+        run.loaded[1].tokenizer,
+        model=ModelConfig(),
+        encoding=ENCODING,
+        loss=LossConfig(),
+        granularity=GranularityConfig(),
+        frozen=lora,
     )
     model_files.check_model(run.path / "model")
     prm.write_text(prm.read_text().replace('"here"', '"there"'))

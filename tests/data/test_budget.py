@@ -92,13 +92,15 @@ def rows() -> list[dict[str, Any]]:
 def corpus(tmp_path_factory, make_rows, tokenizer):
     directory = tmp_path_factory.mktemp("corpus")
     path = make_rows(directory / "rows.jsonl", rows())
-    return open_corpus(path, ReadConfig(), GranularityConfig(c_max=2), ENCODING, tokenizer, directory / "cache")
+    return open_corpus(
+        path, ReadConfig(), GranularityConfig(c_max=2), ENCODING, tokenizer, cache_dir=directory / "cache"
+    )
 
 
 def loader(corpus: Any, tokens: int, packing: str = "tree", chunk: int = 0, seed: int = 0, multiple: int = 1) -> Loader:
     options = PackingConfig(packing=packing, batch_tokens=tokens, record_chunk=chunk)
     stages = GranularityConfig(c_max=2, epochs_per_granularity=2)
-    return Loader(corpus, stages, options, ENCODING, seed, multiple)
+    return Loader(corpus, stages, options, ENCODING, seed=seed, row_multiple=multiple)
 
 
 @pytest.mark.parametrize(("packing", "chunk"), [("tree", 0), ("tree", 1), ("tree", 3), ("sequence", 1), ("none", 1)])
@@ -121,7 +123,7 @@ def test_a_run_of_steps_by_cost(corpus, packing: str, chunk: int, tokens: int) -
 def test_whole_records_until_the_step_is_full(corpus) -> None:
     """Records are cut only where they are larger than a step; steps hold the tokens that their trees have."""
     run = loader(corpus, 400)
-    plan = BatchPlan(corpus, GranularityConfig(), "tree", 32, 0, 0, 400)
+    plan = BatchPlan(corpus, GranularityConfig(), "tree", 32, seed=0, record_chunk=0, batch_tokens=400)
     assert plan.num_steps > 5
     seen: collections.Counter[str] = collections.Counter()
     for k in range(plan.num_steps):

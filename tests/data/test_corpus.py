@@ -45,7 +45,9 @@ def opened(data, tokenizer, tmp_path):
     """open_corpus on the rows, with what a test changes."""
 
     def call(path=data, read=None, granularities=COARSE, encoding=ENCODING, tokenizer=tokenizer, **more) -> Corpus:
-        return open_corpus(path, read or ReadConfig(), granularities, encoding, tokenizer, tmp_path / "cache", **more)
+        return open_corpus(
+            path, read or ReadConfig(), granularities, encoding, tokenizer, cache_dir=tmp_path / "cache", **more
+        )
 
     return call
 

@@ -37,7 +37,7 @@ def opened(tmp_path, make_rows, tokenizer):
             GranularityConfig(c_max=2),
             EncodingConfig(system_prompt="S", max_length=200),
             tokenizer,
-            tmp_path / "cache",
+            cache_dir=tmp_path / "cache",
             log=call.logged.append,
         )
 

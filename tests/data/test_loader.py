@@ -40,12 +40,12 @@ def corpus(tmp_path_factory, make_rows, tokenizer):
     directory = tmp_path_factory.mktemp("corpus")
     path = make_rows(directory / "rows.jsonl", rows())
     granularities = GranularityConfig(granularities=("4", "2", "1", "whole"))
-    return open_corpus(path, ReadConfig(), granularities, ENCODING, tokenizer, directory / "cache")
+    return open_corpus(path, ReadConfig(), granularities, ENCODING, tokenizer, cache_dir=directory / "cache")
 
 
 def loader(corpus, packing="tree", granularities=TWO, batch_size=8, seed=0, row_multiple=1) -> Loader:
     options = PackingConfig(packing=packing, batch_size=batch_size, record_chunk=0)
-    return Loader(corpus, granularities, options, ENCODING, seed, row_multiple)
+    return Loader(corpus, granularities, options, ENCODING, seed=seed, row_multiple=row_multiple)
 
 
 def members(plan: BatchPlan):
@@ -58,7 +58,7 @@ def members(plan: BatchPlan):
 
 
 def plan(corpus, packing="tree", granularities=TWO, batch_size=8, seed=0) -> BatchPlan:
-    return BatchPlan(corpus, granularities, packing, batch_size, seed, 0)
+    return BatchPlan(corpus, granularities, packing, batch_size, seed=seed, record_chunk=0)
 
 
 def same(first, second) -> bool:
@@ -109,15 +109,17 @@ class TestPlan:
             assert all(a <= b for a, b, x, y in zip(tokens, tokens[1:], runs, runs[1:], strict=False) if x == y)
 
     def test_records_of_one_are_the_order_of_the_other_packings(self, corpus):
-        tree, sequence = (BatchPlan(corpus, TWO, packing, 8, 3, 1) for packing in ("tree", "sequence"))
+        tree, sequence = (
+            BatchPlan(corpus, TWO, packing, 8, seed=3, record_chunk=1) for packing in ("tree", "sequence")
+        )
         assert members(tree) == members(sequence)
 
     @pytest.mark.parametrize("chunk", [1, 3, 1000])
     @pytest.mark.parametrize("schedule", ["coarse_to_fine", "shuffled"])
     def test_a_record_is_cut_into_runs_that_stay_together(self, corpus, schedule, chunk):
         config = GranularityConfig(c_max=2, schedule=schedule)
-        whole = BatchPlan(corpus, config, "tree", 8, 0, 0)
-        cut = BatchPlan(corpus, config, "tree", 8, 0, chunk)
+        whole = BatchPlan(corpus, config, "tree", 8, seed=0, record_chunk=0)
+        cut = BatchPlan(corpus, config, "tree", 8, seed=0, record_chunk=chunk)
         for key, batches in members(cut).items():
             visited = list(itertools.chain(*batches))
             assert sorted(visited) == sorted(itertools.chain(*members(whole)[key]))
@@ -285,7 +287,7 @@ class TestFingerprint:
 class TestEvaluation:
     @pytest.mark.parametrize("packing", PACKINGS)
     def test_all_in_the_order_of_the_input_at_the_finest_granularity(self, corpus, packing):
-        batches = evaluation_batches(corpus, PackingConfig(packing=packing, batch_size=16), ENCODING, 0, 2)
+        batches = evaluation_batches(corpus, PackingConfig(packing=packing, batch_size=16), ENCODING, 0, row_multiple=2)
         assert {batch.granularity for batch in batches} == {1}
         sources = [source for batch in batches for source in batch.sources]
         assert sources == [corpus.source(1, i) for i in range(len(corpus[1]))]
@@ -313,7 +315,14 @@ class TestEvaluation:
     def test_nothing_held_out_is_no_batch(self, tmp_path, make_rows, tokenizer):
         path = make_rows(tmp_path / "rows.jsonl", rows()[:3])
         empty = open_corpus(
-            path, ReadConfig(), GranularityConfig(), ENCODING, tokenizer, tmp_path / "cache", "held_out", 0.0
+            path,
+            ReadConfig(),
+            GranularityConfig(),
+            ENCODING,
+            tokenizer,
+            cache_dir=tmp_path / "cache",
+            questions="held_out",
+            held_out_fraction=0.0,
         )
         assert evaluation_batches(empty, PackingConfig(), ENCODING) == []
 
@@ -327,7 +336,7 @@ class TestPrm800k:
         tokenizer = load_tokenizer(shared / "data" / "tokenizers" / "qwen2.5")
         path = shared / "data" / "prm800k" / "phase1_test.jsonl"
         cache = tmp_path_factory.mktemp("cache")
-        return open_corpus(path, ReadConfig(), GranularityConfig(), EncodingConfig(), tokenizer, cache)
+        return open_corpus(path, ReadConfig(), GranularityConfig(), EncodingConfig(), tokenizer, cache_dir=cache)
 
     def test_the_counts_of_the_report(self, corpus):
         fine = corpus.report["granularities"]["1"]
@@ -351,7 +360,7 @@ class TestPrm800k:
     @pytest.mark.parametrize("packing", ["tree", "sequence"])
     def test_rows_are_full_and_prefixes_computed_once(self, corpus, packing):
         options = PackingConfig(packing=packing, batch_size=64, record_chunk=0)
-        run = Loader(corpus, GranularityConfig(), options, EncodingConfig(), 0)
+        run = Loader(corpus, GranularityConfig(), options, EncodingConfig(), seed=0)
         batches = [run.batch(step) for step in range(run.num_steps - 1)]
         assert sum(b.tokens_computed for b in batches) / sum(b.packed.tokens.size for b in batches) > 0.95
         if packing == "tree":

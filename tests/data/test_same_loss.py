@@ -41,7 +41,7 @@ def rows() -> list[dict]:
 def corpus(tmp_path_factory, make_rows, tokenizer):
     directory = tmp_path_factory.mktemp("corpus")
     path = make_rows(directory / "rows.jsonl", rows())
-    return open_corpus(path, ReadConfig(), STAGES, ENCODING, tokenizer, directory / "cache")
+    return open_corpus(path, ReadConfig(), STAGES, ENCODING, tokenizer, cache_dir=directory / "cache")
 
 
 @jax.jit
@@ -63,7 +63,7 @@ def losses_by_granularity(batches) -> dict:
 
 def run(corpus, packing: str, batch_size: int = 64, row_multiple: int = 1) -> dict:
     options = PackingConfig(packing=packing, row_length=128, row_shapes=1, batch_size=batch_size)
-    loader = Loader(corpus, STAGES, options, ENCODING, 0, row_multiple)
+    loader = Loader(corpus, STAGES, options, ENCODING, seed=0, row_multiple=row_multiple)
     assert loader.num_steps == 2 * -(-SOLUTIONS // batch_size)
     return losses_by_granularity(loader.batch(k) for k in range(loader.num_steps))
 

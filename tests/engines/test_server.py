@@ -17,7 +17,9 @@ PROMPTS = [Prompt(f"q{number}", np.array([number, 7], np.int32)) for number in r
 
 def engine(url, retries=3, seconds=30.0, model="", concurrency=4, **sampling):
     options = Sampling(**{"temperature": 0.7, "max_new_tokens": 9, **sampling})
-    return ServerEngine(url, model, options, concurrency, seconds, retries, first_wait=0.001)
+    return ServerEngine(
+        url, model, options, concurrency=concurrency, seconds=seconds, retries=retries, first_wait=0.001
+    )
 
 
 def echo(body):

@@ -79,7 +79,7 @@ def test_a_run_has_its_tokens(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     encoding, granularity = EncodingConfig(system_prompt="", max_length=64), GranularityConfig()
-    corpus = open_corpus(path, ReadConfig(), granularity, encoding, make_tokenizer(), tmp_path / "cache")
+    corpus = open_corpus(path, ReadConfig(), granularity, encoding, make_tokenizer(), cache_dir=tmp_path / "cache")
     base = TrainConfig(
         loss=LossConfig(loss="bce"),
         encoding=encoding,
@@ -89,7 +89,7 @@ def test_a_run_has_its_tokens(tmp_path) -> None:
     name = "together0.trajectory.negativesmatch.step100.train5000.rate0.003"
     config = _frontier_config(base, frontier.treatment(name), corpus, mesh)
     assert config.packing.batch_tokens == 100 and config.optimizer.learning_rate == 0.003
-    loader = Loader(corpus, config.granularity, config.packing, encoding, 0)
+    loader = Loader(corpus, config.granularity, config.packing, encoding, seed=0)
     tokens = sum(loader.batch(k).tokens_computed for k in range(config.run.max_steps))
     assert config.run.max_steps <= loader.num_steps and tokens == pytest.approx(5000, rel=0.06)
     # By trajectory 8 negatives to 28 positives a record, distinct 8 to 7.

@@ -14,7 +14,9 @@ ALL = ("plain", "plain_matched", "c2", "c3", "c4", "shuffled", "fine_to_coarse")
 
 
 def test_the_papers_grid():
-    grid = cells(("orm", "bce", "mse", "q_ranking"), ALL, ("some", "none"), (0, 1), ("plain", "c2"), ("bce",))
+    grid = cells(
+        ("orm", "bce", "mse", "q_ranking"), ALL, ("some", "none"), (0, 1), elsewhere=("plain", "c2"), packings=("bce",)
+    )
     assert len(set(grid)) == len(grid) == 2 * (2 + 3 * 7 + 4 + 3 * 2)
     assert [cell.seed for cell in grid] == sorted(cell.seed for cell in grid), "whole seeds first"
     counts = collections.Counter((cell.level, cell.row) for cell in grid if cell.seed == 0)

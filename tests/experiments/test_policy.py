@@ -27,7 +27,9 @@ def tokenizer():
 def policy(tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("policy") / "policy"
     config = PolicyConfig(batch_size=16)
-    loss = train_policy(directory, DEMONSTRATIONS, tokenizer, make_config(len(tokenizer)), ENCODING, config, 0)
+    loss = train_policy(
+        directory, DEMONSTRATIONS, tokenizer, make_config(len(tokenizer)), encoding=ENCODING, config=config, seed=0
+    )
     assert 0 < loss < 4
     return directory
 
@@ -66,7 +68,13 @@ def test_the_same_seed_gives_the_same_policy(policy, tokenizer, tmp_path):
     for seed, same in ((0, True), (1, False)):
         again = tmp_path / str(seed)
         train_policy(
-            again, DEMONSTRATIONS, tokenizer, make_config(len(tokenizer)), ENCODING, PolicyConfig(batch_size=16), seed
+            again,
+            DEMONSTRATIONS,
+            tokenizer,
+            make_config(len(tokenizer)),
+            encoding=ENCODING,
+            config=PolicyConfig(batch_size=16),
+            seed=seed,
         )
         equal = (again / "model.safetensors").read_bytes() == (policy / "model.safetensors").read_bytes()
         assert equal == same
@@ -90,4 +98,12 @@ def test_the_backbone_reads_the_marker_as_the_separator(policy, tokenizer, tmp_p
 def test_a_demonstration_longer_than_a_row(tokenizer, tmp_path):
     config = PolicyConfig(batch_size=1, row_length=8)
     with pytest.raises(UserError, match="is longer than the policy's rows, 8"):
-        train_policy(tmp_path / "p", DEMONSTRATIONS[:2], tokenizer, make_config(len(tokenizer)), ENCODING, config, 0)
+        train_policy(
+            tmp_path / "p",
+            DEMONSTRATIONS[:2],
+            tokenizer,
+            make_config(len(tokenizer)),
+            encoding=ENCODING,
+            config=config,
+            seed=0,
+        )

@@ -146,7 +146,9 @@ def test_two_layer_formats_in_torch(format, head, dtype, tied, random_params, ma
     transformers = pytest.importorskip("transformers")
     config = PRMConfig(BackboneConfig.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
     params = random_params(config)
-    loading.export(tmp_path / "out", params, config, tiny_tokenizer, ENCODING, format, dtype, max_shard_bytes=30_000)
+    loading.export(
+        tmp_path / "out", params, config, tiny_tokenizer, ENCODING, format=format, dtype=dtype, max_shard_bytes=30_000
+    )
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     architecture, labels = {
         "process_reward_model": ("Qwen2ForProcessRewardModel", 2),
@@ -184,7 +186,9 @@ def test_the_second_layer_of_a_linear_head_rounds_nothing(dtype, random_params, 
     """In the type of the files, z is bit for bit what the first row of the first layer gives, which is wx + b."""
     torch = pytest.importorskip("torch")
     params = random_params(CONFIG)
-    loading.export(tmp_path / "out", params, CONFIG, tiny_tokenizer, ENCODING, "process_reward_model", dtype)
+    loading.export(
+        tmp_path / "out", params, CONFIG, tiny_tokenizer, ENCODING, format="process_reward_model", dtype=dtype
+    )
     (first, relu, second), _ = classifier_of(tmp_path / "out", getattr(torch, dtype))
     x = 3 * torch.randn((500, 32), generator=torch.Generator().manual_seed(0)).to(first.weight.dtype)
     with torch.no_grad():
@@ -209,7 +213,7 @@ def test_round_trip_is_bit_equal_in_bfloat16(
 ):
     config = PRMConfig(BackboneConfig.from_hf({**RAW, "tie_word_embeddings": tied}), head=head)
     params = random_params(config)
-    loading.export(tmp_path / "first", params, config, tiny_tokenizer, ENCODING, format, max_shard_bytes=40_000)
+    loading.export(tmp_path / "first", params, config, tiny_tokenizer, ENCODING, format=format, max_shard_bytes=40_000)
     again = PRMConfig(loading.read_config(tmp_path / "first")[0], head=loading.head_of(tmp_path / "first"))
     assert again == config  # a linear head, too, that two layers hold
     shardings = None
@@ -220,7 +224,7 @@ def test_round_trip_is_bit_equal_in_bfloat16(
             lambda _, spec: NamedSharding(mesh, PartitionSpec(*(rules.get(axis) for axis in spec.axes))), again
         )
     params, _ = loading.load_params(tmp_path / "first", again, dtype=held, shardings=shardings)
-    loading.export(tmp_path / "second", params, again, tiny_tokenizer, ENCODING, format, max_shard_bytes=40_000)
+    loading.export(tmp_path / "second", params, again, tiny_tokenizer, ENCODING, format=format, max_shard_bytes=40_000)
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
     assert sum(name.endswith(".safetensors") for name in names) > 1
@@ -236,7 +240,7 @@ def test_a_published_head_comes_back_as_the_difference_of_its_classes(
     """All but the last layer bit for bit; of that, only z counts: its rows become 0 and the classes' difference."""
     config = PRMConfig(BackboneConfig.from_hf({**RAW, "tie_word_embeddings": tied}), head="mlp")
     form = "process_reward_model"
-    loading.export(tmp_path / "first", random_params(config), config, tiny_tokenizer, ENCODING, form)
+    loading.export(tmp_path / "first", random_params(config), config, tiny_tokenizer, ENCODING, format=form)
     path = tmp_path / "first" / "model.safetensors"
     published = safetensors.numpy.load_file(path)
     generator = np.random.default_rng(3)
@@ -251,7 +255,7 @@ def test_a_published_head_comes_back_as_the_difference_of_its_classes(
             config,
         )
     params, _ = loading.load_params(tmp_path / "first", config, dtype=jnp.bfloat16, shardings=shardings)
-    loading.export(tmp_path / "second", params, config, tiny_tokenizer, ENCODING, form)
+    loading.export(tmp_path / "second", params, config, tiny_tokenizer, ENCODING, format=form)
     again = safetensors.numpy.load_file(tmp_path / "second" / "model.safetensors")
     assert again.keys() == published.keys()
     for name, value in published.items():

@@ -37,7 +37,12 @@ def decode(policy, prompts, following, blocks=1, rows=None):
         cache = jax.jit(decoder.insert)(cache, prefilled(policy, prompt[:-1]), np.array([row, 8]))
         token[row], prompt_columns[row] = prompt[-1], len(prompt) - 1
     place = Place(prompt_columns, prompt_columns.copy())
-    step, extend = jax.jit(lambda *arguments: decoder.step(config, params, *arguments)), jax.jit(decoder.extend)
+
+    @jax.jit
+    def step(tokens, place, offset, cache, tail):
+        return decoder.step(config, params, tokens, place, offset, cache=cache, tail=tail)
+
+    extend = jax.jit(decoder.extend)
     out = []
     tail = decoder.empty(config.backbone, 1, 8, STRIDE, dtype)
     for number, tokens in enumerate([None, *following]):

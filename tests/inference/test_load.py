@@ -44,10 +44,10 @@ def run(loaded, world, tmp_path_factory):
         directory,
         raw,
         loaded.tokenizer,
-        ModelConfig(dtype="float32"),
-        loaded.encoding,
-        LossConfig(),
-        GranularityConfig(),
+        model=ModelConfig(dtype="float32"),
+        encoding=loaded.encoding,
+        loss=LossConfig(),
+        granularity=GranularityConfig(),
     )
     checkpoints = Checkpoints(directory, keep=2)
     optimizer = AdamW(OptimizerConfig(), lambda step: 0.0, param_specs(loaded.config))
@@ -147,7 +147,9 @@ def published(loaded, directory):
 
     config = dataclasses.replace(loaded.config, head="mlp")
     params = init_params(config, jax.random.key(1))
-    loading.export(directory, params, config, loaded.tokenizer, loaded.encoding, "process_reward_model", "float32")
+    loading.export(
+        directory, params, config, loaded.tokenizer, loaded.encoding, format="process_reward_model", dtype="float32"
+    )
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     generator = np.random.default_rng(0)
     tensors["score.2.weight"] = generator.standard_normal((2, 64)).astype(np.float32)
@@ -213,7 +215,15 @@ def test_a_prm_with_another_marker_and_template_is_scored_with_its_own(loaded, t
 
 @pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])
 def test_two_layer_exports_of_a_linear_head_score_alike(format, loaded, expected, tmp_path):
-    loading.export(tmp_path / "out", loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, format, "float32")
+    loading.export(
+        tmp_path / "out",
+        loaded.params,
+        loaded.config,
+        loaded.tokenizer,
+        loaded.encoding,
+        format=format,
+        dtype="float32",
+    )
     found = open_prm(tmp_path / "out", "float32")
     assert (found.config.head, found.encoding) == ("linear", loaded.encoding)
     np.testing.assert_allclose(cfprm_jax.load(tmp_path / "out").score(QUESTION, STEPS), expected, rtol=1e-5, atol=1e-6)

@@ -172,7 +172,7 @@ def test_every_device_computes_its_own_rows_and_heads(backend):
     end = forests(1, 2, 3, 4, length=200)
 
     def loss(q, k, v, placement):
-        return jnp.sum(jnp.sin(attention(q, k, v, end, backend, placement)))
+        return jnp.sum(jnp.sin(attention(q, k, v, end, backend, placement=placement)))
 
     results = []
     for placement in (attention_package.unconstrained, rules.constrain_activations(mesh)):

@@ -183,7 +183,14 @@ def test_peft_loads_them_and_scores_the_same(adapters, random_params, rows, tiny
     other_head = jax.tree.map(lambda leaf: leaf + 1, trainable["head"])
     loading.export(base, {**frozen, "head": other_head}, config, tiny_tokenizer, EncodingConfig(), dtype="float32")
     report = peft.export_adapters(
-        out, trainable, config, adapters, str(base), tiny_tokenizer, EncodingConfig(), "float32"
+        out,
+        trainable,
+        config,
+        adapters,
+        backbone=str(base),
+        tokenizer=tiny_tokenizer,
+        encoding=EncodingConfig(),
+        dtype="float32",
     )
     assert report.files == ("adapter_model.safetensors",)
     assert {path.name for path in out.iterdir()} >= {"adapter_config.json", "prm.json", "tokenizer.json"}
@@ -219,7 +226,14 @@ def test_adapters_need_a_linear_head(random_params, tiny_tokenizer, tmp_path):
     _, trainable = parts(config, SOME, random_params)
     with pytest.raises(UserError, match="--format=peft_adapter holds a linear head only"):
         peft.export_adapters(
-            tmp_path / "out", trainable, config, SOME, "base", tiny_tokenizer, EncodingConfig(), "float32"
+            tmp_path / "out",
+            trainable,
+            config,
+            SOME,
+            backbone="base",
+            tokenizer=tiny_tokenizer,
+            encoding=EncodingConfig(),
+            dtype="float32",
         )
     assert not (tmp_path / "out").exists()
 

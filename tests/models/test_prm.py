@@ -133,7 +133,7 @@ def test_on_a_mesh_equals_one_device(random_params, make_rows):
             return jax.lax.with_sharding_constraint(activation, place(rows))
 
     sharded = jax.tree.map(jax.device_put, params, map_specs(lambda _, spec: place(spec.axes), SMALL))
-    run = jax.jit(lambda params, *rows: apply(SMALL, params, *rows, Rows()))
+    run = jax.jit(lambda params, *rows: apply(SMALL, params, *rows, constrain=Rows()))
     z = run(sharded, *(jax.device_put(x, place(["rows", None])) for x in rows))
     np.testing.assert_allclose(z, forward(SMALL, params, *rows), rtol=2e-5, atol=2e-5)
     assert z.sharding.is_equivalent_to(place(["rows", None]), 2)

@@ -63,9 +63,15 @@ def test_the_backbones_generation_config_is_kept(tmp_path: pathlib.Path) -> None
 
         def save_pretrained(self, *_: object, **__: object) -> None: ...
 
-    settings = (ModelConfig(), EncodingConfig(), LossConfig(), GranularityConfig())
-    model_files.write_model(tmp_path / "a", {}, Tokenizer(), *settings, tmp_path)
+    settings = {
+        "model": ModelConfig(),
+        "encoding": EncodingConfig(),
+        "loss": LossConfig(),
+        "granularity": GranularityConfig(),
+        "source": tmp_path,
+    }
+    model_files.write_model(tmp_path / "a", {}, Tokenizer(), **settings)
     assert not (tmp_path / "a" / "model" / "generation_config.json").exists()
     (tmp_path / "generation_config.json").write_text("{}")
-    model_files.write_model(tmp_path / "b", {}, Tokenizer(), *settings, tmp_path)
+    model_files.write_model(tmp_path / "b", {}, Tokenizer(), **settings)
     assert (tmp_path / "b" / "model" / "generation_config.json").read_text() == "{}"

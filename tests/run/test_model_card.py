@@ -57,7 +57,7 @@ def run(world, tmp_path_factory):
         GranularityConfig(c_max=2),
         EncodingConfig(max_length=64, system_prompt=""),
         load_tokenizer(world.model),
-        tmp_path_factory.mktemp("cache"),
+        cache_dir=tmp_path_factory.mktemp("cache"),
     )
     write_corpus(directory, corpus.report)
     meta = {"config": options, "fingerprint": {"steps of the run": 4}}
@@ -179,7 +179,9 @@ def test_the_code_of_the_card_runs(format, small, tmp_path, monkeypatch):
     config, params, tokenizer, encoding = small
     marker = marker_id(tokenizer, encoding.marker)
     card = model_card.render(exported(format, encoding, marker), model_card.Training(1))
-    loading.export(tmp_path / "prm", params, config, tokenizer, encoding, format, "float32", texts={"README.md": card})
+    loading.export(
+        tmp_path / "prm", params, config, tokenizer, encoding, format=format, dtype="float32", texts={"README.md": card}
+    )
     monkeypatch.chdir(tmp_path)
     text = (tmp_path / "prm" / "README.md").read_text()
     first, second = blocks(text, "python")

@@ -37,7 +37,7 @@ def directories(tmp_path_factory):
         params = init_params(config, jax.random.key(0))
         for format in ("token_classification", "process_reward_model", "reward_model"):
             if head == "linear" or format != "token_classification":
-                loading.export(root / f"{head}-{format}", params, config, tokenizer, THEIRS, format)
+                loading.export(root / f"{head}-{format}", params, config, tokenizer, THEIRS, format=format)
     weights = safetensors.numpy.load_file(root / "linear-token_classification" / "model.safetensors")
     backbone = {name: value for name, value in weights.items() if not name.startswith("score.")}
     safetensors.numpy.save_file(backbone, root / "lm" / "model.safetensors")

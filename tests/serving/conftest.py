@@ -111,7 +111,7 @@ def make_service(prm):
 
     def make(scorer: Any = None, token: str = "", cache: int = 1 << 12, **limits: Any) -> Service:
         scorer = scorer or PrefixScorer(prm, cache, batch_tokens=1024)
-        return Service("tiny", prm, scorer, BatchPolicy(512, 0.002), Limits(**limits), token)
+        return Service("tiny", prm, scorer, policy=BatchPolicy(512, 0.002), limits=Limits(**limits), token=token)
 
     return make
 

@@ -63,6 +63,7 @@ class ReadReport:
 def read(
     path: Paths,
     data_format: str = "auto",
+    *,
     neutral: str = "positive",
     alternatives: bool = True,
     max_bad_rows: int = 0,

@@ -28,7 +28,7 @@ _CUDNN_HEAD_DIM = 256
 
 
 def resolve(
-    backend: str, platform: str, dtype: str, heads: int, kv_heads: int, head_dim: int, head_parts: int = 1
+    backend: str, platform: str, dtype: str, heads: int, *, kv_heads: int, head_dim: int, head_parts: int = 1
 ) -> str:
     """The backend that --attention stands for on a platform.
 
@@ -83,6 +83,7 @@ def attention(
     v: Float[Array, "rows length kv_heads head_dim"],
     subtree_end: Int[Array, "rows length"],
     backend: str = "xla",
+    *,
     placement: Placement = unconstrained,
 ) -> Float[Array, "rows length heads head_dim"]:
     """Scaled dot-product attention under the tree rule, with grouped keys and values.

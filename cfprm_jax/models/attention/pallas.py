@@ -61,13 +61,13 @@ def _block_size(length: int) -> int:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, ends: jax.Array, block: int, interpret: bool) -> jax.Array:
     """Attention of [rows, heads, length, head_dim], lengths whole blocks, q scaled already."""
-    return _forward(q, k, v, ends, block, interpret)[0]
+    return _forward(q, k, v, ends, block=block, interpret=interpret)[0]
 
 
 def _flash_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, ends: jax.Array, block: int, interpret: bool
 ) -> tuple[jax.Array, Any]:
-    out, lse = _forward(q, k, v, ends, block, interpret)
+    out, lse = _forward(q, k, v, ends, block=block, interpret=interpret)
     return out, (q, k, v, ends, out, lse)
 
 
@@ -76,8 +76,21 @@ def _flash_backward(block: int, interpret: bool, kept: Any, grad: jax.Array) -> 
     # Gradient of the logits is p * (dp - delta), with this delta for each query.
     delta = jnp.sum(grad.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)[:, :, None]
     visible = visible_blocks(ends, block)
-    dq = _query_gradient(q, k, v, ends, grad, lse, delta, list_visible(visible), block, interpret)
-    dk, dv = _key_gradients(q, k, v, ends, grad, lse, delta, list_visible(visible.swapaxes(1, 2)), block, interpret)
+    dq = _query_gradient(
+        q, k, v, ends, grad=grad, lse=lse, delta=delta, listed=list_visible(visible), block=block, interpret=interpret
+    )
+    dk, dv = _key_gradients(
+        q,
+        k,
+        v,
+        ends,
+        grad=grad,
+        lse=lse,
+        delta=delta,
+        listed=list_visible(visible.swapaxes(1, 2)),
+        block=block,
+        interpret=interpret,
+    )
     return dq, dk, dv, None
 
 
@@ -106,7 +119,7 @@ def _column(row: jax.Array) -> jax.Array:
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, ends: jax.Array, block: int, interpret: bool
+    q: jax.Array, k: jax.Array, v: jax.Array, ends: jax.Array, *, block: int, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
     """The output, and the log-sum-exp of each query's logits, float32 [rows, heads, 1, length]."""
     rows, heads, length, head_dim = q.shape
@@ -180,6 +193,7 @@ def _query_gradient(
     k: jax.Array,
     v: jax.Array,
     ends: jax.Array,
+    *,
     grad: jax.Array,
     lse: jax.Array,
     delta: jax.Array,
@@ -243,6 +257,7 @@ def _key_gradients(
     k: jax.Array,
     v: jax.Array,
     ends: jax.Array,
+    *,
     grad: jax.Array,
     lse: jax.Array,
     delta: jax.Array,
