@@ -22,7 +22,6 @@ data.bin would count what was read as the process's memory), and any number of t
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import json
 import os
 import pathlib
@@ -102,7 +101,7 @@ class GranularityWriter:
         """Append one record's trajectories, in the order of the corpus."""
         forest = shared_forest([solution.tokens for solution in encoded])
         self._write("order", np.stack([forest.order + self.trajectories, forest.shared], axis=1).astype("<i8"))
-        digest = int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "little", signed=True)
+        digest = int.from_bytes(digests.raw(question)[:8], "little", signed=True)
         self._write("records", np.array([self.trajectories, self._source_bytes, digest], "<i8"))
         name = source.encode()
         self._files["sources"].write(name)

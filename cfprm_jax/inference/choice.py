@@ -14,7 +14,7 @@ are equally probable, all are in a nucleus or none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,47 @@ from jaxtyping import Array, Float, Int, Key
 # Tokens of the lower level: about the square root of Qwen2's vocabulary.
 _BLOCK = 256
 
+NOT_FINITE = -2
+"""In place of a token, where logits are not finite."""
+
 Number = float | Float[Array, ""]
 """A number, traced or not."""
+
+
+class ChoiceOptions(NamedTuple):
+    """What a draw is compiled for; temperature and top_p are numbers that it is called with.
+
+    Attributes:
+      greedy: the most probable token.
+      top_k: as of :func:`choose`.
+      nucleus: whether top_p is below 1.
+    """
+
+    greedy: bool
+    top_k: int
+    nucleus: bool
+
+    @classmethod
+    def of(cls, temperature: float, top_k: int, top_p: float) -> ChoiceOptions:
+        """The options of a temperature, 0 being greedy, top_k and top_p."""
+        greedy = temperature == 0
+        return cls(greedy, 0 if greedy else top_k, top_p < 1)
+
+
+def choose_or_mark(
+    logits: Float[Array, "vocab rows"],
+    keys: Key[Array, " rows"],
+    options: ChoiceOptions,
+    numbers: Float[Array, " settings"],
+) -> Int[Array, " rows"]:
+    """A token a row as :func:`choose`, or NOT_FINITE where the logits of a row are not finite.
+
+    Args:
+      numbers: temperature and top_p.
+    """
+    temperature, top_p = None if options.greedy else numbers[0], numbers[1] if options.nucleus else None
+    chosen = choose(logits, keys, temperature, options.top_k, top_p)
+    return jnp.where(jnp.isfinite(logits.max(axis=0)), chosen, NOT_FINITE)
 
 
 def choose(

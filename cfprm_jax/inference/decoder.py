@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from cfprm_jax.models.attention import attention
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.layers import FIRST, DecoderLayer, RMSNorm
 from cfprm_jax.models.parameters import Params
@@ -87,30 +86,6 @@ def empty(net: BackboneConfig, blocks: int, rows: int, columns: int, dtype: Any)
         tuple(jnp.zeros((blocks, rows, kv, width, columns), dtype) for _ in layers),
         tuple(jnp.zeros((blocks, rows, kv, columns, width), dtype) for _ in layers),
     )
-
-
-def prefill(config: PRMConfig, params: DecoderParams, tokens: Int[Array, " length"]) -> KeysValues:
-    """Keys and values of one sequence as one row of a cache.
-
-    Args:
-      tokens: less than a block, or whole blocks. What stands after a prompt's end changes nothing before it.
-    """
-    length = len(tokens)
-    blocks = max(1, length // BLOCK)
-    cosine, sine = rotary_angles(jnp.arange(length)[None], config.backbone)
-    causal = jnp.full((1, length), length, jnp.int32)
-    x = params.embedding[tokens][None].astype(config.dtype)
-    keys, values = [], []
-
-    def mix(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        k_blocks, v_blocks = (array.reshape(blocks, 1, length // blocks, *array.shape[2:]) for array in (k, v))
-        keys.append(k_blocks.transpose(0, 1, 3, 4, 2))
-        values.append(v_blocks.transpose(0, 1, 3, 2, 4))
-        return attention(q, k, v, causal, config.attention)
-
-    for layer in params.layers:
-        x = DecoderLayer(config, layer)(x, cosine, sine, mix)
-    return KeysValues(tuple(keys), tuple(values))
 
 
 def prefill_block(

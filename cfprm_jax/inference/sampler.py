@@ -22,22 +22,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Int32
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.inference import decoder
-from cfprm_jax.inference.choice import choose
-from cfprm_jax.inference.decoder import BLOCK, STRIDE, DecoderParams, KeysValues, Place
+from cfprm_jax.inference import decoder, prompt_cache
+from cfprm_jax.inference.choice import NOT_FINITE, ChoiceOptions, choose_or_mark
+from cfprm_jax.inference.decoder import STRIDE, DecoderParams, KeysValues, Place
 from cfprm_jax.inference.policy import Policy
+from cfprm_jax.inference.prompt_cache import PromptCache
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.runtime import digests
 from cfprm_jax.sharding import rules
 
 # Rows a device are a multiple of this: with three, XLA's CPU kernels let the last bit depend on the cache's length.
 _FEWEST = 8
-# In place of a token, where logits are not finite.
-_NOT_FINITE = -2
 # Host state of a row, as one array to send at once.
 _TOKEN, _PROMPT, _POSITION, _MADE, _LIMIT, _QUESTION, _CANDIDATE = range(7)
 
@@ -78,15 +77,12 @@ class SamplingCounts:
     prefilled: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Static:
+class _Static(NamedTuple):
     """What the decode step is compiled for, beside shapes."""
 
     config: PRMConfig
     stops: tuple[int, ...]
-    greedy: bool
-    top_k: int
-    nucleus: bool
+    choice: ChoiceOptions
     mesh: Mesh | None
 
 
@@ -111,9 +107,7 @@ class Sampler:
         self._static = _Static(
             policy.config,
             policy.stops,
-            sampling.temperature == 0,
-            0 if sampling.temperature == 0 else sampling.top_k,
-            sampling.top_p < 1,
+            ChoiceOptions.of(sampling.temperature, sampling.top_k, sampling.top_p),
             mesh,
         )
         self._key = jax.random.key_data(jax.random.key(sampling.seed))
@@ -154,14 +148,12 @@ class _Cache:
 
     def __init__(self, policy: Policy, rows: int, mesh: Mesh | None, counts: SamplingCounts) -> None:
         self._policy, self._mesh, self._rows, self._counts = policy, mesh, rows, counts
-        self.content: KeysValues = _empty(policy.config, mesh, rows)
-        # The last prompt: its tokens but one, with their keys and values, which rows start from.
-        self._tokens = np.zeros(0, np.int32)
-        self._sequence: KeysValues = _empty(policy.config, mesh, 1)
+        self.content: KeysValues = prompt_cache.empty(policy.config, mesh, rows)
+        self._prompt = PromptCache(policy, mesh)
 
     def start(self, prompt: Int32[np.ndarray, " length"], rows: Sequence[int]) -> None:
         """Put a prompt's keys and values into rows; its last token is left for the first decode step."""
-        self._prefill(prompt[:-1])
+        self._counts.prefilled += self._prompt.prefill(prompt[:-1])
         self.fit(len(prompt), shrink=False)
         # Few sizes, each compiled once; numbers beyond the last row go nowhere.
         count = 4
@@ -169,33 +161,13 @@ class _Cache:
             count *= 4
         places = np.full(count, self._rows, np.int32)
         places[: len(rows)] = rows
-        self.content = _insert(self._mesh, self.content, self._sequence, places)
-
-    def _prefill(self, tokens: Int32[np.ndarray, " length"]) -> None:
-        """Have the sequence begin with these tokens; only blocks in which it does not are computed."""
-        both = min(len(tokens), len(self._tokens))
-        differing = np.flatnonzero(tokens[:both] != self._tokens[:both])
-        shared = int(differing[0]) if len(differing) else both
-        if shared == len(tokens):
-            return
-        self._tokens = tokens
-        needed = _cache_blocks(len(tokens))
-        if needed > self._sequence.blocks:
-            self._sequence = _resize(self._mesh, self._sequence, needed)
-        padded = np.zeros(-(-len(tokens) // BLOCK) * BLOCK, np.int32)
-        padded[: len(tokens)] = tokens
-        for block in range(shared // BLOCK, len(padded) // BLOCK):
-            own = padded[block * BLOCK : (block + 1) * BLOCK]
-            self._sequence = _prefill(
-                self._policy.config, self._mesh, self._policy.params, self._sequence, own, block=np.int32(block)
-            )
-            self._counts.prefilled += BLOCK
+        self.content = prompt_cache.insert(self._mesh, self.content, self._prompt.sequence, places)
 
     def fit(self, length: int, shrink: bool = True) -> None:
         """Resizes the cache for at least length columns."""
-        blocks = _cache_blocks(length)
+        blocks = prompt_cache.cache_blocks(length)
         if blocks > self.content.blocks or (shrink and blocks < self.content.blocks):
-            self.content = _resize(self._mesh, self.content, blocks)
+            self.content = prompt_cache.resize(self._mesh, self.content, blocks)
 
 
 class _Run:
@@ -255,7 +227,7 @@ class _Run:
         Raises:
           UserError: the model gives logits that are not finite.
         """
-        bad = np.flatnonzero((tokens == _NOT_FINITE).any(axis=1))
+        bad = np.flatnonzero((tokens == NOT_FINITE).any(axis=1))
         if len(bad):
             question, candidate = self._owner[bad[0]] or (0, 0)
             name = self._prompts[question].name.strip().replace("\n", " ")
@@ -294,59 +266,6 @@ def _name_hash(name: str) -> int:
     return int.from_bytes(digests.raw(name)[:4], "little", signed=True)
 
 
-def _cache_blocks(columns: int) -> int:
-    """The size in blocks of the smallest cache for a number of columns: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... blocks."""
-    blocks = -(-columns // BLOCK)
-    power = 1
-    while power < blocks:
-        power *= 2
-    return power * 3 // 4 if power >= 4 and blocks <= power * 3 // 4 else power
-
-
-def _empty(config: PRMConfig, mesh: Mesh | None, rows: int) -> KeysValues:
-    """A cache of one block."""
-    net, dtype = config.backbone, jnp.dtype(config.dtype)
-    where = None if mesh is None else _cache_sharding(mesh, net.num_key_value_heads, rows)
-    return jax.jit(lambda: decoder.empty(net, 1, rows, BLOCK, dtype), out_shardings=where)()
-
-
-def _cache_sharding(mesh: Mesh, kv_heads: int, rows: int) -> NamedSharding:
-    heads = "tensor" if kv_heads % mesh.shape["tensor"] == 0 else None
-    return NamedSharding(mesh, PartitionSpec(None, None if rows == 1 else rules.ROW_AXES, heads))
-
-
-def _placed(mesh: Mesh | None, cache: KeysValues) -> KeysValues:
-    """Where a cache belongs, so that every step finds it where it left it."""
-    if mesh is None:
-        return cache
-    _, rows, kv_heads, *_ = cache.values[0].shape
-    where = _cache_sharding(mesh, kv_heads, rows)
-    return jax.tree.map(lambda array: jax.lax.with_sharding_constraint(array, where), cache)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _prefill(
-    config: PRMConfig,
-    mesh: Mesh | None,
-    params: DecoderParams,
-    sequence: KeysValues,
-    tokens: Int[Array, " block"],
-    *,
-    block: Int[Array, ""],
-) -> KeysValues:
-    return _placed(mesh, decoder.prefill_block(config, params, sequence, tokens, block))
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _insert(mesh: Mesh | None, cache: KeysValues, prompt: KeysValues, rows: Int[Array, " count"]) -> KeysValues:
-    return _placed(mesh, decoder.insert(cache, prompt, rows))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _resize(mesh: Mesh | None, cache: KeysValues, blocks: int) -> KeysValues:
-    return _placed(mesh, decoder.resize(cache, blocks))
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _decode(
     static: _Static,
@@ -375,15 +294,13 @@ def _decode(
         offset, tokens, live, tail, out = carry
         logits, tail = decoder.step(static.config, params, tokens, place, offset, cache=cache, tail=tail)
         at = jax.vmap(jax.random.fold_in)(keys, made + offset)
-        temperature, top_p = None if static.greedy else numbers[0], numbers[1] if static.nucleus else None
-        chosen = choose(logits, at, temperature, static.top_k, top_p)
-        chosen = jnp.where(jnp.isfinite(logits.max(axis=0)), chosen, _NOT_FINITE)
+        chosen = choose_or_mark(logits, at, static.choice, numbers)
         out = jax.lax.dynamic_update_slice_in_dim(out, jnp.where(live, chosen, -1)[:, None], offset, axis=1)
         live &= ~(chosen[:, None] == stops).any(axis=1) & (made + offset + 1 < state[_LIMIT])
         return offset + 1, chosen, live, tail, out
 
-    tail = _placed(static.mesh, decoder.empty(net, 1, rows, STRIDE, dtype))
+    tail = prompt_cache.placed(static.mesh, decoder.empty(net, 1, rows, STRIDE, dtype))
     # A row without a candidate has the limit 0.
     start = (jnp.int32(0), state[_TOKEN], made < state[_LIMIT], tail, jnp.full((rows, STRIDE), -1, jnp.int32))
     *_, tail, out = jax.lax.while_loop(more, body, start)
-    return _placed(static.mesh, decoder.extend(cache, tail, place)), out
+    return prompt_cache.placed(static.mesh, decoder.extend(cache, tail, place)), out

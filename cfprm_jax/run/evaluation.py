@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy.stats
 from jaxtyping import Float
 
 from cfprm_jax.data.loader import Batch
@@ -51,10 +52,8 @@ def auroc(scores: Float[np.ndarray, " n"], positive: np.ndarray) -> float:
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_negative:
         return float("nan")
-    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    last = np.cumsum(sizes)
-    rank = (last - (sizes - 1) / 2)[group]  # 1-based; equal scores share the middle of their ranks
-    above = rank[positive].sum() - num_positive * (num_positive + 1) / 2
+    ranks = scipy.stats.rankdata(scores)
+    above = ranks[positive].sum() - num_positive * (num_positive + 1) / 2
     return float(above / (num_positive * num_negative))
 
 

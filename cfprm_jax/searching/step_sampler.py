@@ -25,18 +25,18 @@ from jaxtyping import Array, Float, Int
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference import decoder
-from cfprm_jax.inference.choice import choose
+from cfprm_jax.inference.choice import NOT_FINITE, ChoiceOptions, choose_or_mark
 from cfprm_jax.inference.decoder import BLOCK, STRIDE, DecoderParams, KeysValues, Place
 from cfprm_jax.inference.policy import Policy
+from cfprm_jax.inference.prompt_cache import PromptCache
 from cfprm_jax.inference.sampler import Prompt, Sampling
 from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.runtime import digests
 from cfprm_jax.searching.methods import Partial
 from cfprm_jax.sharding import rules
 
-# Rows are a multiple of this, and prompts are padded to powers of two from the next, as in the sampler.
-_FEWEST, _SHORTEST = 8, 32
-_NOT_FINITE = -2
+# Rows are a multiple of this, as in the sampler.
+_FEWEST = 8
 
 
 class _Row(NamedTuple):
@@ -73,6 +73,7 @@ class StepSampler:
         self._seed = jax.random.key_data(jax.random.key(sampling.seed))
         self._rows: list[_Row] = []
         self._cache: KeysValues | None = None
+        self._prompts = PromptCache(policy, mesh)
         self._prompt, self._name = np.zeros(0, np.int32), 0
         self.sampled = self.computed = self._segments = self._advances = 0
         # Tokens of each row whose keys and values are in the cache: the prompt's all but one, and whole chunks.
@@ -87,12 +88,7 @@ class StepSampler:
         """One row with a prompt."""
         self._prompt, self._name = question.tokens, int.from_bytes(digests.raw(question.name)[:4], "little")
         kept = len(question.tokens) - 1
-        length = _SHORTEST
-        while length < kept:
-            length *= 2
-        padded = np.zeros(length, np.int32)
-        padded[:kept] = question.tokens[:kept]
-        prompt = _prefill(self._policy.config, self._policy.params, padded)
+        self._prompts.prefill(question.tokens[:kept])
         net, dtype = self._policy.config.backbone, jnp.dtype(self._policy.config.dtype)
         blocks = _blocks(len(question.tokens) + 2 * STRIDE)
         make = jax.jit(
@@ -101,7 +97,7 @@ class StepSampler:
             ),
             out_shardings=self._everywhere,
         )
-        self._cache = make(prompt)
+        self._cache = make(self._prompts.sequence)
         self._rows, self._advances = [_Row()], 0
         self._position[:] = kept
         self.computed += kept
@@ -186,11 +182,12 @@ class StepSampler:
             self._cache = _resize(self._cache, blocks)
         sampling = self._sampling
         self._cache, chosen = _decode_chunk(
-            _Static(self._policy.config, greedy or sampling.temperature == 0, sampling.top_k, sampling.top_p < 1),
+            self._policy.config,
+            ChoiceOptions.of(0.0 if greedy else sampling.temperature, sampling.top_k, sampling.top_p),
             self._policy.params,
             self._cache,
             Place(np.full(self._capacity, first, np.int32), self._position.copy()),  # type: ignore[arg-type]
-            known,
+            known=known,
             count=count,
             seed=self._seed,
             names=np.array([self._name, self._advances], np.uint32),
@@ -198,18 +195,9 @@ class StepSampler:
         )
         found = np.asarray(chosen)
         new = {i: found[i, count[i] - 1 :].tolist() for i, live in enumerate(going) if live}
-        if any(_NOT_FINITE in tokens for tokens in new.values()):
+        if any(NOT_FINITE in tokens for tokens in new.values()):
             raise UserError("the policy gives logits that are not finite")
         return new
-
-
-class _Static(NamedTuple):
-    """What a chunk is compiled for, beside shapes."""
-
-    config: PRMConfig
-    greedy: bool
-    top_k: int
-    nucleus: bool
 
 
 def _blocks(columns: int) -> int:
@@ -218,11 +206,6 @@ def _blocks(columns: int) -> int:
     while blocks * BLOCK < columns:
         blocks *= 2
     return blocks
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _prefill(config: PRMConfig, params: DecoderParams, tokens: Int[Array, " length"]) -> KeysValues:
-    return decoder.prefill(config, params, tokens)
 
 
 @jax.jit
@@ -235,14 +218,15 @@ def _resize(cache: KeysValues, blocks: int) -> KeysValues:
     return decoder.resize(cache, blocks)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _decode_chunk(
-    static: _Static,
+    config: PRMConfig,
+    choice: ChoiceOptions,
     params: DecoderParams,
     cache: KeysValues,
     place: Place,
-    known: Int[Array, "rows chunk"],
     *,
+    known: Int[Array, "rows chunk"],
     count: Int[Array, " rows"],
     seed: Any,
     names: Any,
@@ -252,16 +236,14 @@ def _decode_chunk(
     rows = known.shape[0]
     key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(seed), names[0]), names[1])
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows))
-    tail = decoder.empty(static.config.backbone, 1, rows, STRIDE, jnp.dtype(static.config.dtype))
+    tail = decoder.empty(config.backbone, 1, rows, STRIDE, jnp.dtype(config.dtype))
 
     def body(offset: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         chosen, tail, out = carry
         tokens = jnp.where(offset < count, jax.lax.dynamic_index_in_dim(known, offset, 1, keepdims=False), chosen)
-        logits, tail = decoder.step(static.config, params, tokens, place, offset, cache=cache, tail=tail)
+        logits, tail = decoder.step(config, params, tokens, place, offset, cache=cache, tail=tail)
         at = jax.vmap(jax.random.fold_in)(keys, place.position + offset)
-        temperature, top_p = None if static.greedy else numbers[0], numbers[1] if static.nucleus else None
-        chosen = choose(logits, at, temperature, static.top_k, top_p)
-        chosen = jnp.where(jnp.isfinite(logits.max(axis=0)), chosen, _NOT_FINITE)
+        chosen = choose_or_mark(logits, at, choice, numbers)
         return chosen, tail, jax.lax.dynamic_update_slice_in_dim(out, chosen[:, None], offset, axis=1)
 
     start = (known[:, 0], tail, jnp.zeros((rows, STRIDE), jnp.int32))
