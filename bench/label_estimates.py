@@ -42,7 +42,7 @@ class EstimatesConfig(Options):
 
 @functools.cache
 def success(right: bool, moves: int, slip: float) -> float:
-    """Probability to end at the right day, with so many moves left; a slip shifts the day by one of six amounts."""
+    """Probability to end at the right day, by the number of moves left; a slip shifts the day by one of six amounts."""
     if moves == 0:
         return float(right)
     stays, other = success(right, moves - 1, slip), success(not right, moves - 1, slip)
@@ -118,11 +118,11 @@ def _bisection(draws: list[np.ndarray]) -> dict[str, Any]:
     for drawn in draws:
         outcomes = [Outcome(tuple(Rollout(bool(hit), 1, False, 1) for hit in row[:8])) for row in drawn]
         steps = [str(number) for number in range(len(outcomes) + 1)]
-        method, asked = first_error.bisect(steps), 0
+        method, rolled = first_error.bisect(steps), 0
         try:
             wanted = next(method)
             while True:
-                asked += len(wanted)
+                rolled += len(wanted)
                 wanted = method.send({prefix: outcomes[len(prefix) - 1] for prefix in wanted})
         except StopIteration as end:
             found = end.value
@@ -131,7 +131,7 @@ def _bisection(draws: list[np.ndarray]) -> dict[str, Any]:
             monotone += 1
             first = [one is not None and one.successes == 0 for one in found]
             same += (zeros.index(True) if True in zeros else None) == (first.index(True) if True in first else None)
-        swept, searched = swept + len(outcomes), searched + asked
+        swept, searched = swept + len(outcomes), searched + rolled
         bound += math.ceil(math.log2(len(steps)))
     return {
         "monotone_solutions": monotone, "same_first_zero": same, "solutions": len(draws),

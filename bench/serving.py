@@ -2,7 +2,7 @@
 
     python bench/serving.py --model=DIRECTORY --seconds=120 --clients=64 --output=serving.json
 
-The server is a process of its own. Each client asks for step scores of random solutions, step by step as a search does,
+The server is a process of its own. Each client requests step scores of random solutions, step by step as a search does,
 and compares them with those that the server gave before, when it was quiet. With --other=URL the same /pooling requests
 then go to another server, such as `vllm serve`, in turns, and the answers are compared.
 """

@@ -81,7 +81,7 @@ SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.fixture(scope="session")
 def shared() -> pathlib.Path:
-    """The folder of real data beside the repository; a test that wants it is skipped where it is missing."""
+    """The folder of real data beside the repository; a test that requires it is skipped where it is missing."""
     if not SHARED.is_dir():
         pytest.skip("needs the folder of real data (shared/) beside the repository")
     return SHARED

@@ -1,4 +1,4 @@
-"""Inputs that nobody should give, the same ones for the same seed: rows, files and flag values."""
+"""Damaged and extreme inputs, the same ones for the same seed: rows, files and flag values."""
 
 from __future__ import annotations
 

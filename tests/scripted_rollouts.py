@@ -1,4 +1,4 @@
-"""Scripted outcomes: what a method is sent, and a record of what it asked for."""
+"""Scripted outcomes: results that a method receives, and a record of the prefixes that it rolled."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def outcome(successes: int, of: int = 8, tokens: int = 10, steps: int = 1, texts
 
 def run(method, answer):
     """The result of a method whose prefixes have the outcomes that answer gives, and the prefixes in order."""
-    asked = []
+    rolled = []
     try:
         wanted = next(method)
         while True:
-            asked += wanted
+            rolled += wanted
             wanted = method.send({prefix: answer(prefix) for prefix in wanted})
     except StopIteration as end:
-        return end.value, asked
+        return end.value, rolled

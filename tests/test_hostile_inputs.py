@@ -42,7 +42,7 @@ CORPORA = ("prm800k", "stepwise", "math_shepherd", "rlhflow", "rest_mcts", "math
 COMMANDS = {
     name: typing.get_type_hints(importlib.import_module(f"cfprm_jax.{name}").main)["config"] for name in cfprm.COMMANDS
 }
-# No number that an option takes is larger: what lies beyond is memory, time or float32 that nobody has.
+# No option takes a larger number: it would exceed memory, time or float32.
 LARGEST = 2**32
 
 CANDIDATES = [

@@ -359,8 +359,8 @@ def loss_parts(z: jax.Array, labels: jax.Array) -> list[LossParts]:
 
 @settings(max_examples=12)
 @given(families(), st.data())
-def test_a_label_flip_changes_what_it_should(family: list[Encoded], data: st.DataObject) -> None:
-    """The flipped trajectory's own value and gradients, and nobody else's, also where the step is shared."""
+def test_a_label_flip_changes_its_own_gradient(family: list[Encoded], data: st.DataObject) -> None:
+    """The flipped trajectory's own value and gradients, and those of no other, also where the step is shared."""
     labelled = [(i, t) for i, one in enumerate(family) for t in np.flatnonzero(~np.isnan(one.labels))]
     if not labelled:
         return

@@ -170,8 +170,8 @@ def test_consensus_with_a_judge(world, policy, tmp_path, capsys) -> None:
     rolled, kept, requests = tmp_path / "rolled.jsonl", tmp_path / "kept.jsonl", tmp_path / "requests.jsonl"
     with serving(policy) as url:
         assert run(world, rolled, f"--engine={url}", "--rollouts=16") == 0
-    asked = ("--method=consensus", f"--write_judge_requests={requests}")
-    assert run(world, "", *asked, source=rolled) == 0
+    options = ("--method=consensus", f"--write_judge_requests={requests}")
+    assert run(world, "", *options, source=rolled) == 0
     assert f"requests    16 in {requests}" in capsys.readouterr().out
     results = []
     for number, (request, row) in enumerate(zip(lines(requests), lines(rolled), strict=True)):

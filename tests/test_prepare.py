@@ -200,7 +200,7 @@ def test_same_input_gives_the_same_bytes(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
 
 
-def test_it_prints_what_it_will_do_and_what_it_did(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_a_plan_and_a_summary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"--input={INPUTS}/prm800k.jsonl", "--c_max=2", f"--output={tmp_path}/o.jsonl") == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"prepare: prm800k.jsonl (0.0 MB) -> {tmp_path}/o.jsonl\n")
@@ -243,7 +243,7 @@ ROWS = f"--input={pathlib.Path(__file__).parent}/data/inputs/stepwise.jsonl"
 
 
 @pytest.mark.parametrize("flag", ["output", "report"])
-def test_an_output_that_is_no_file_is_refused_and_stays_what_it_is(tmp_path, capsys, flag) -> None:
+def test_an_output_that_is_no_file_is_an_error_and_unchanged(tmp_path, capsys, flag) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, kind in (("/dev/full", "a device"), (str(tmp_path / "pipe"), "a pipe")):
         arguments = {"output": f"{tmp_path}/o.jsonl", flag: path}

@@ -78,7 +78,7 @@ def test_ratings_become_targets(tmp_path):
     assert_targets(found["again"].redundancy, [1])
     assert_targets(found["wrong"].redundancy, [NAN])
     assert_targets(found["useless"].redundancy, [0, 1])
-    # What a human wrote has no rating, and neither has a completion that nobody rated.
+    # A completion written by a human has no rating, and neither has an unrated completion.
     assert_targets(found["d"].redundancy, [0, NAN, 1])
     assert_targets(found["c"].redundancy, [0, NAN, NAN])
     rows = [{"problem": "q", "steps": ["a", "b", "c", "d"], "ratings": [1, 0, -1, None]}]

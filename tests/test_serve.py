@@ -62,7 +62,7 @@ def test_sigterm_ends_it_with_status_0(prm) -> None:
             assert printed and printed[-1].startswith("listening"), printed
             port = int(printed[-1].split("127.0.0.1:")[1].split()[0])
 
-            def ask(path: str, body: dict | None, key: str) -> tuple[int, dict]:
+            def request(path: str, body: dict | None, key: str) -> tuple[int, dict]:
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
                 content = None if body is None else json.dumps(body)
                 connection.request("GET" if body is None else "POST", path, content, {"Authorization": f"Bearer {key}"})
@@ -70,9 +70,9 @@ def test_sigterm_ends_it_with_status_0(prm) -> None:
                 return answer.status, json.loads(answer.read())
 
             steps = {"question": "four-one", "steps": ["four-one=three", "so=three"]}
-            assert ask("/v1/steps", steps, "other")[0] == 401
-            assert ask("/v1/models", None, "secret")[1]["data"][0]["id"] == "tiny"
-            status, scored = ask("/v1/steps", steps, "secret")
+            assert request("/v1/steps", steps, "other")[0] == 401
+            assert request("/v1/models", None, "secret")[1]["data"][0]["id"] == "tiny"
+            status, scored = request("/v1/steps", steps, "secret")
             process.send_signal(signal.SIGTERM)
             rest, _ = process.communicate(timeout=120)
         finally:

@@ -62,7 +62,7 @@ def test_eight_merged_are_the_bytes_of_one(run, prm, world, parts, tmp_path, cap
     assert sum(sizes) == 13 and max(sizes) < 13
 
 
-def test_a_share_that_was_killed_goes_on(run, prm, world, parts, tmp_path, capsys) -> None:
+def test_a_killed_share_resumes(run, prm, world, parts, tmp_path, capsys) -> None:
     sizes = {i: (parts / f"p.{i:05}-of-00008.jsonl").read_bytes().count(b"\n") for i in range(COUNT)}
     index = max(sizes, key=sizes.__getitem__)
     shutil.copytree(parts, tmp_path / "parts")

@@ -87,7 +87,7 @@ def test_streams_that_cannot_be_written_to_change_no_file(tmp_path, corpus, redi
     assert json.loads((tmp_path / "out.report.json").read_text(encoding="utf-8"))["written"] == 1
 
 
-def test_an_error_that_nobody_reads_still_has_its_status(tmp_path) -> None:
+def test_the_status_of_an_error_with_closed_stderr(tmp_path) -> None:
     assert redirected("2>&-", command("prepare", "--input=gone", f"--output={tmp_path}/out.jsonl")).returncode == 2
 
 

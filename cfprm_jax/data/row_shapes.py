@@ -18,7 +18,7 @@ from cfprm_jax.config import PackingConfig
 from cfprm_jax.data.partition import Forest, divide
 from cfprm_jax.errors import UserError
 
-# cuDNN's kernels and ours for TPUs want row lengths that are multiples of this.
+# cuDNN's kernels and ours for TPUs require row lengths that are multiples of this.
 QUANTUM = 128
 # Below that length no accelerator kernel is at stake, and rounding up to 128 would mostly be padding.
 _SMALL_QUANTUM = 16

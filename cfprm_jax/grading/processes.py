@@ -2,6 +2,10 @@
 
 The limit is of processor time, so that a verdict does not depend on what else the machine does; a process that waits
 instead of computing is killed by the clock.
+
+pebble's pool of processes would replace part of this only. It limits wall-clock time alone, so the limits of processor
+time and memory and the audit hook would remain; and its workers start by multiprocessing, which imports the program's
+main module again or forks a process that has JAX's threads.
 """
 
 from __future__ import annotations

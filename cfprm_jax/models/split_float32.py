@@ -12,7 +12,7 @@ LOW_BITS = 16
 def split_float32(x: Float[Array, "*shape"]) -> tuple[jax.Array, Int[Array, "*shape"]]:
     """x as (its bfloat16 rounding, int16 difference of their bits); join_float32 gives the same bits back."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    # Ties go away from zero: the difference is then within [-2^15, 2^15 - 1], where ties to even would want 2^15 too.
+    # Ties go away from zero: the difference is then within [-2^15, 2^15 - 1], where ties to even would need 2^15 too.
     high = (bits + jnp.uint32(1 << (LOW_BITS - 1))) >> LOW_BITS
     low = (bits & jnp.uint32(0xFFFF)).astype(jnp.uint16)
     return (

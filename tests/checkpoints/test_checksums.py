@@ -102,7 +102,7 @@ def test_a_part_of_the_state_is_compared_with_its_part() -> None:
 
 
 def test_checkpoints_of_earlier_versions_are_read() -> None:
-    """Their checksum is the sum of the bits, which detects a changed bit but not another order; a note says so."""
+    """Their checksum is the sum of the bits, which detects a changed bit but not another order; a note is logged."""
     array = np.arange(4, dtype=np.float32)
     meta = {"checksums": {"a": int(array.view(np.uint32).astype(np.uint64).sum() % 2**32)}}
     for same in (array, array[::-1]):

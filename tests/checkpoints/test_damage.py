@@ -132,7 +132,7 @@ def mutations(raw: bytes, rng: random.Random, bits: int) -> dict[str, bytes | No
 
 
 @pytest.mark.parametrize("part", ["checkpoints/2", "model"])
-def test_nobody_loads_other_weights(run: Run, part: str, tmp_path) -> None:
+def test_damaged_weights_are_never_loaded(run: Run, part: str, tmp_path) -> None:
     rng, number = random.Random(0), 0
     loaders = (newest, explicit, resume) if part != "model" else (newest, explicit)
     path = tmp_path / "run"

@@ -117,7 +117,7 @@ def largest_file(folder):
 
 
 def flip_bits(folder):
-    """One in every 16th byte: a single one may lie where a file holds what was written over, which nobody reads."""
+    """One in every 16th byte: a single one may lie where a file holds what was written over, which is never read."""
     path = largest_file(folder / "state")
     raw = bytearray(path.read_bytes())
     raw[::16] = bytes(byte ^ 16 for byte in raw[::16])

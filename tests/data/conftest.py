@@ -49,7 +49,7 @@ def write_rows(path: pathlib.Path, rows: list[dict]) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def make_tokenizer():
-    """write_tokenizer, for tests that want another tokenizer."""
+    """write_tokenizer, for tests that need another tokenizer."""
     return write_tokenizer
 
 

@@ -33,7 +33,7 @@ def test_the_callers_array_is_not_shared() -> None:
 
 
 @given(st.floats(0, 1, width=32))
-def test_a_float32_label_comes_out_to_the_bit(label: float) -> None:
+def test_a_float32_label_is_kept_to_the_bit(label: float) -> None:
     assert Trajectory("q", ("a",), [label], "f:1").labels[0] == np.float32(label)
 
 

@@ -33,7 +33,7 @@ def test_rounds_of_files(tmp_path) -> None:
     assert (row["method"], row["url"], row["body"]["prompt"]) == ("POST", "/v1/completions", [0, 7])
     one = answered(tmp_path / "r1.jsonl", tmp_path / "c1.jsonl")
     second = BatchEngine("m", SAMPLING, [str(one)])
-    # A third completion of each, and a third prompt: only what is new is asked for.
+    # A third completion of each, and a third prompt: only new ones are requested.
     assert [place for place, _ in second.complete(PROMPTS[:2], 2)] == [0, 1] and not second.missing
     assert list(second.complete(PROMPTS, 3)) == [] and second.write_missing(tmp_path / "r2.jsonl") == 5
     two = answered(tmp_path / "r2.jsonl", tmp_path / "c2.jsonl")

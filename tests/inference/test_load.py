@@ -99,7 +99,7 @@ def test_scores_agree_with_transformers(exported, expected):
         ("bfloat16", "float32", "bfloat16"),
     ],
 )
-def test_dtype_auto_is_the_type_of_the_weights_and_not_what_config_json_says(stored, named, expected, loaded, tmp_path):
+def test_dtype_auto_is_the_type_of_the_weights_and_not_of_config_json(stored, named, expected, loaded, tmp_path):
     directory = tmp_path / "prm"
     loading.export(directory, loaded.params, loaded.config, loaded.tokenizer, loaded.encoding, dtype=stored)
     raw = json.loads((directory / "config.json").read_text())

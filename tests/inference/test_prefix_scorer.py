@@ -34,7 +34,7 @@ def agree(found, expected):
 
 
 def prefixes(items):
-    """What a search asks for: all solutions up to their first step, then up to their second, ..."""
+    """The requests of a search: all solutions up to their first step, then up to their second, ..."""
     for depth in range(1, 1 + max(len(steps) for _, steps in items)):
         yield [(question, steps[:depth]) for question, steps in items if len(steps) >= depth]
 
@@ -42,18 +42,18 @@ def prefixes(items):
 def test_step_by_step_equals_at_once(loaded, items, expected) -> None:
     """With a cache that holds a part of what would be used again."""
     scorer = PrefixScorer(loaded, 150)
-    for asked in prefixes(items):
-        found = scorer.score(asked)
-        wanted = [z for (_, steps), z in zip(items, expected, strict=True) if len(steps) >= len(asked[0][1])]
-        agree(found, [z[: len(steps)] for z, (_, steps) in zip(wanted, asked, strict=True)])
+    for requested in prefixes(items):
+        found = scorer.score(requested)
+        wanted = [z for (_, steps), z in zip(items, expected, strict=True) if len(steps) >= len(requested[0][1])]
+        agree(found, [z[: len(steps)] for z, (_, steps) in zip(wanted, requested, strict=True)])
         assert scorer.cached_tokens <= 150
     agree(scorer.score(items), expected)
 
 
 def test_each_distinct_token_is_computed_once(loaded, items, expected) -> None:
     scorer, items = PrefixScorer(loaded, 1 << 14), items[:6]
-    for asked in prefixes(items):
-        scorer.score(asked)
+    for requested in prefixes(items):
+        scorer.score(requested)
     encoded = scorer.encoder.encode_many([(question, steps, None) for question, steps in items])
     distinct = {tuple(e.tokens[: n + 1].tolist()) for e in encoded for n in range(len(e.tokens))}
     assert scorer.counts.computed == len(distinct) == scorer.cached_tokens
@@ -64,8 +64,8 @@ def test_each_distinct_token_is_computed_once(loaded, items, expected) -> None:
     # Shapes depend on lengths alone.
     scorer.clear()
     assert scorer.cached_tokens == 0
-    for asked in prefixes(items):
-        scorer.score(asked)
+    for requested in prefixes(items):
+        scorer.score(requested)
     assert len(scorer.shapes) == shapes
 
 
@@ -84,8 +84,8 @@ def test_a_forty_step_beam_costs_a_fifth_of_scoring_afresh(loaded) -> None:
         beams = [proposed[i] for i in np.argsort([-z[-1] for z in scores], kind="stable")[:4]]
     assert len(beams[0]) == 80
     assert 5 * scorer.counts.computed < afresh < scorer.counts.requested
-    asked = [(question, steps) for steps in beams]
-    agree(scorer.score(asked), PrefixScorer(loaded, 0).score(asked))
+    requested = [(question, steps) for steps in beams]
+    agree(scorer.score(requested), PrefixScorer(loaded, 0).score(requested))
 
 
 def test_lengths() -> None:

@@ -28,10 +28,10 @@ def prefixes(*sizes):
 
 def test_sweep_stops_at_zero_or_goes_to_the_end() -> None:
     scripted = of([8, 6, 5, 2, 0, 1])
-    found, asked = run(first_error.sweep(STEPS, stop_at_zero=True), scripted)
-    assert counts(found) == [8, 6, 5, 2, 0, None] and asked == prefixes(1, 2, 3, 4, 5)
-    found, asked = run(first_error.sweep(STEPS, stop_at_zero=False), scripted)
-    assert counts(found) == [8, 6, 5, 2, 0, 1] and asked == prefixes(1, 2, 3, 4, 5, 6)
+    found, rolled = run(first_error.sweep(STEPS, stop_at_zero=True), scripted)
+    assert counts(found) == [8, 6, 5, 2, 0, None] and rolled == prefixes(1, 2, 3, 4, 5)
+    found, rolled = run(first_error.sweep(STEPS, stop_at_zero=False), scripted)
+    assert counts(found) == [8, 6, 5, 2, 0, 1] and rolled == prefixes(1, 2, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_sweep_stops_at_zero_or_goes_to_the_end() -> None:
     ],
 )
 def test_bisect_by_hand(successes, sizes, found) -> None:
-    result, asked = run(first_error.bisect(STEPS), of(successes))
-    assert asked == prefixes(*sizes) and counts(result) == found
+    result, rolled = run(first_error.bisect(STEPS), of(successes))
+    assert rolled == prefixes(*sizes) and counts(result) == found
 
 
 @given(st.integers(1, 70), st.data())
@@ -58,11 +58,11 @@ def test_bisect_finds_the_first_zero_of_a_sweep_in_logarithmic_time(size, data) 
         return outcome(3 if len(prefix) < error else 0)
 
     swept, all_of_them = run(first_error.sweep(steps, stop_at_zero=False), scripted)
-    found, asked = run(first_error.bisect(steps), scripted)
+    found, rolled = run(first_error.bisect(steps), scripted)
     places = [place for place, count in enumerate(counts(swept), 1) if count == 0] or [size]
     zeros = [place for place, count in enumerate(counts(found), 1) if count == 0] or [size]
     assert zeros[0] == places[0] == error
-    assert len(all_of_them) == size - 1 and len(asked) <= math.ceil(math.log2(size))
+    assert len(all_of_them) == size - 1 and len(rolled) <= math.ceil(math.log2(size))
     assert all(one is None or one.successes == other.successes for one, other in zip(found, swept, strict=True))
 
 
@@ -72,5 +72,5 @@ def test_a_solution_of_one_step_has_nothing_to_roll() -> None:
 
 
 def test_a_prefix_without_verdicts_ends_the_search() -> None:
-    found, asked = run(first_error.bisect(STEPS), lambda prefix: outcome(0, of=0))
-    assert asked == prefixes(3) and counts(found) == [None] * 6
+    found, rolled = run(first_error.bisect(STEPS), lambda prefix: outcome(0, of=0))
+    assert rolled == prefixes(3) and counts(found) == [None] * 6

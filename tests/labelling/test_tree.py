@@ -60,32 +60,32 @@ def test_scores_by_hand() -> None:
 
 
 def test_order_of_selection(grown) -> None:
-    tree, asked = grown
+    tree, rolled = grown
     # 1. Root, MC 1/2: 0.5^0.5 * 0.9^(100/500) = 0.692 against 0.5^0.5 * 0.9^(900/500) = 0.585; U is 0.
     # 2. N(root) is 1. Root's other: 0.585 + 0.125 / 2 = 0.647. "abcd", MC 1/3: 0.5^(2/3) * 0.9^0.2 = 0.617, and
     #    0.5^(2/3) * 0.9^4 = 0.413; both + 0.125 * 1 / 1. So "abcd" with "ey" has 0.742.
     # 3. N(root) = N(abcd) = 1: root 0.585 + 0.125 * sqrt(2) / 2 = 0.673, "abcd" with "y" 0.413 + 0.088 = 0.502.
     assert tree.selected == [Selected((), 1, 7), Selected(A[:4], 1, 2), Selected((), 3, 3)]
     # Every prefix begins with the question's first step, wherever the search stands.
-    assert asked == [(), A[:3], A[:5], A[:4], ("a",), ("a", "b")]
+    assert rolled == [(), A[:3], A[:5], A[:4], ("a",), ("a", "b")]
     assert [node.visits for node in tree.nodes.values()] == [2, 0, 0, 1, 0, 0, 0]
 
 
 def test_no_rollout_is_searched_twice_and_the_pool_runs_empty() -> None:
     cut = lambda prefix, text: text.split("/")  # noqa: E731
-    tree, asked = run(search(TreeSettings(), lambda first: cut), OUTCOMES.__getitem__)
+    tree, rolled = run(search(TreeSettings(), lambda first: cut), OUTCOMES.__getitem__)
     taken = [(one.prefix, one.rollout) for one in tree.selected]
     # Two of the root, two of "abcd" (one has no verdict), three of "a".
     assert len(taken) == len(set(taken)) == 7
-    assert len(asked) == len(set(asked))
+    assert len(rolled) == len(set(rolled))
     limited, _ = run(search(TreeSettings(searches=2), lambda first: cut), OUTCOMES.__getitem__)
     assert limited.selected == tree.selected[:2]
 
 
 @pytest.mark.parametrize("successes", [0, 4])
 def test_a_question_that_is_always_or_never_right_has_a_root_alone(successes) -> None:
-    tree, asked = run(search(TreeSettings(), lambda first: None), lambda prefix: outcome(successes, 4))
-    assert asked == [()] and list(tree.nodes) == [()] and tree.selected == [] and tree.edges() == []
+    tree, rolled = run(search(TreeSettings(), lambda first: None), lambda prefix: outcome(successes, 4))
+    assert rolled == [()] and list(tree.nodes) == [()] and tree.selected == [] and tree.edges() == []
 
 
 def test_edges_are_rows_of_one_record(grown, tmp_path) -> None:
@@ -133,5 +133,5 @@ def test_value_rows_of_rest_mcts_are_written_and_read(grown, tmp_path) -> None:
 
 def test_cut_rollouts_count_as_wrong_and_are_not_searched() -> None:
     cut_one = dataclasses.replace(wrong("ab", 10), cut=True)
-    tree, asked = run(search(TreeSettings(), lambda first: None), lambda prefix: Outcome((right("a"), cut_one)))
-    assert asked == [()] and tree.root.outcome.rate == 0.5
+    tree, rolled = run(search(TreeSettings(), lambda first: None), lambda prefix: Outcome((right("a"), cut_one)))
+    assert rolled == [()] and tree.root.outcome.rate == 0.5

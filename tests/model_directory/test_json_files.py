@@ -43,7 +43,7 @@ def test_files_that_are_none(tmp_path):
     path.mkdir()
     with pytest.raises(UserError, match=r"expected a regular file, found a directory"):
         read_object(path)
-    os.mkfifo(tmp_path / "pipe")  # which nobody writes into: reading it would never end
+    os.mkfifo(tmp_path / "pipe")  # without a writer: reading it would never end
     with pytest.raises(UserError, match=r"expected a regular file, found a pipe"):
         read_object(tmp_path / "pipe")
     (tmp_path / "large").write_text("{}" + " " * 100)

@@ -124,7 +124,7 @@ def test_gradient_equals_that_of_the_whole_square(backend, length, close):
 
 
 @pytest.mark.parametrize("length", [160, 640])
-def test_a_token_nobody_sees_changes_nothing_else_by_a_bit(backend, length):
+def test_a_masked_token_changes_no_other_bit(backend, length):
     q, k, v = inputs(1, 1, length, 4, 2, 8)
     # A prefix of 10 tokens, and two branches from it.
     half = length // 2

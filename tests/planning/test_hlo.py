@@ -95,7 +95,7 @@ def test_calls_and_branches_are_followed() -> None:
     assert CompiledText(TEXT).kernels()["in_a_branch"] == 2
 
 
-def test_a_loop_whose_count_stands_in_its_condition() -> None:
+def test_the_count_of_a_loop_in_its_condition() -> None:
     """As in the text of a TPU's program."""
     text = TEXT.replace(', b={"known_trip_count":{"n":"28"}}', "").replace(
         "ROOT %less = pred[] constant(true)",

@@ -27,7 +27,7 @@ def test_held_out_solutions_of_one_step_are_no_error_for_a_coarse_to_fine_run(ti
     assert "held out    1 trajectories" in logged
 
 
-def test_synthetic_stands_for_files_made_from_the_seed(tmp_path) -> None:
+def test_synthetic_names_files_generated_from_the_seed(tmp_path) -> None:
     """The embedded default needs no file: model without weights, own held-out problems, candidates."""
     config = flags.parse(TrainConfig, ["train", "--bon_candidates=synthetic"])
     sources = inputs.materialise(config, tmp_path)

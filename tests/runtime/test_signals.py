@@ -67,7 +67,7 @@ def test_one_that_came_before_anybody_could_end_the_process() -> None:
     assert ended == [signal.SIGTERM]
 
 
-def test_nobody_ends_the_process_of_others() -> None:
+def test_signals_reach_no_other_process() -> None:
     with StopSignal().installed() as stop:
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):

@@ -154,7 +154,7 @@ def test_what_finishes_between_checks_is_not_copied() -> None:
         assert len({one.partial.segments for one in found}) == len(found) == 2
 
 
-def test_equal_texts_are_kept_once_unless_asked() -> None:
+def test_equal_texts_are_kept_once_without_keep_duplicates() -> None:
     class Same(Digits):
         def __init__(self) -> None:
             super().__init__(0)
@@ -166,7 +166,7 @@ def test_equal_texts_are_kept_once_unless_asked() -> None:
         assert len(found) == count
 
 
-def test_lookahead_ranks_by_what_lies_ahead_and_is_thrown_away() -> None:
+def test_lookahead_ranks_by_later_scores_and_is_discarded() -> None:
     """After a right first step comes a greedy 0, which is wrong: all rows rank alike, and none is longer for it."""
     policy, reward = Digits(1), Exact()
     found, cost = search(None, "q", policy, reward, SearchOptions("greedy", 4, 4, lookahead=1, aggregation="last"))
@@ -175,7 +175,7 @@ def test_lookahead_ranks_by_what_lies_ahead_and_is_thrown_away() -> None:
     assert reward.requested > 4 * (1 + 2 + 3 + 4 + 5 + 6)
 
 
-def test_what_is_too_long_to_be_scored_comes_out_without_scores() -> None:
+def test_solutions_over_the_limit_have_no_scores() -> None:
     for method in ("beam", "dvts", "greedy", "best_of_n"):
         found, _ = search(None, "q", Digits(0), Exact(longest=3), SearchOptions(method, 8, 4))
         assert found and all(one.logits is None and one.rank == -math.inf for one in found)

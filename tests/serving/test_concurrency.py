@@ -15,7 +15,7 @@ from cfprm_jax.inference.rows import sigmoid
 def test_no_answer_is_lost_or_mixed_up(client, solutions, expected) -> None:
     wanted = [sigmoid(z) for z in expected]
 
-    def ask(seed: int) -> int:
+    def request(seed: int) -> int:
         generator = random.Random(seed)
         answered = 0
         for _ in range(6):
@@ -33,9 +33,9 @@ def test_no_answer_is_lost_or_mixed_up(client, solutions, expected) -> None:
         return answered
 
     with concurrent.futures.ThreadPoolExecutor(12) as clients:
-        assert sum(clients.map(ask, range(24))) > 50
+        assert sum(clients.map(request, range(24))) > 50
     assert client.get("/health").status == 200
-    # What the clients that left had asked for is gone in the end, too.
+    # The requests of clients that left are gone in the end, too.
     assert any("cfprm_waiting_requests 0.0" in client.get("/metrics").body for _ in range(1000))
 
 

@@ -167,7 +167,7 @@ def test_impossible_worlds_are_refused(change, message):
         dataclasses.replace(WorldConfig(), **change)
 
 
-def test_each_mistake_spoils_what_its_name_says():
+def test_each_mistake_damages_the_value_in_its_name():
     assert work(PROBLEM, 0, 3, None, "work") == WorldStep("work", 5, 0, 3, 2)
     assert work(PROBLEM, 0, 3, Mistake("before", 1), "work") == WorldStep("work", 6, 0, 4, 2)
     assert work(PROBLEM, 0, 3, Mistake("result", 1), "work") == WorldStep("work", 6, 0, 3, 2)

@@ -37,7 +37,7 @@ def steps_of(partition: Partition, options: OptimizerConfig, masked: int = 0) ->
     """The optimizer, and a jitted step of (state, batch, frozen).
 
     Args:
-      masked: gradients of the embedding and of so many layers count as 0.
+      masked: gradients of the embedding and of this number of layers count as 0.
     """
     schedule = optimizer.learning_rate_schedule(options, 10)
     tx: Any = AdamW(options, schedule, partition.trainable)
