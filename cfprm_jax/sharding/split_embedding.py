@@ -1,9 +1,10 @@
 """Lookup in an embedding table that is sharded over devices: ids over tensor, width over fsdp.
 
-For some meshes XLA's partitioner gathers the whole batch's activations onto every device (with the warning "involuntary
-full rematerialization"). This module therefore writes the communication out: each device looks up its share of the
-width for the rows of its fsdp group, the group exchanges rows for width (an all-to-all), and the tensor group sums, each
-device contributing zeros for ids outside its shard. The gradient takes the reverse path, and is summed in float32.
+For some meshes XLA's partitioner gathers the whole batch's activations onto every device (with the warning
+"involuntary full rematerialization"). This module therefore writes the communication out: each device looks up its
+share of the width for the rows of its fsdp group, the group exchanges rows for width (an all-to-all), and the tensor
+group sums, each device contributing zeros for ids outside its shard. The gradient takes the reverse path, and is summed
+in float32.
 """
 
 from __future__ import annotations
