@@ -113,7 +113,10 @@ class Wandb:
 
 
 class Trackio:
-    """Trackio, which identifies runs by their names: the id is part of it, so that equal directory names differ."""
+    """Trackio, which identifies runs by their names: the id is part of it, so that equal directory names differ.
+
+    Trackio keeps the points of repeated steps: those that a resumed run computes again occur twice, with equal values.
+    """
 
     def __init__(self, run: LoggedRun) -> None:
         import trackio
