@@ -49,7 +49,7 @@ class ExperimentConfig(Options):
 
     python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
 
-    Writes a directory per cell, and table2.md, table2.tex, controls.md, figure.png, findings.txt and results.json (with
+    Writes a directory per cell, and table2.md, table2.tex, controls.md, figure.png, findings.md and results.json (with
     --grid=frontier: frontier.md, frontier.png and frontier.json; with --grid=oracle: oracle.md and oracle.json) into
     --output_dir. The same command resumes an interrupted experiment: finished cells are kept. Several processes may
     share one --output_dir.

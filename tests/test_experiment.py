@@ -88,8 +88,8 @@ def test_everything_is_written(done):
     table = (out / "table2.md").read_text()
     assert "| some       | BCE + CFPRM" in table and "short @4" in table and "long Avg." in table
     assert (out / "table2.tex").read_text().count(r"\\") >= 6
-    text = (out / "findings.txt").read_text()
-    assert "What 28 runs with 2 seeds support" in text and "(The paper's comparison.)" in text
+    text = (out / "findings.md").read_text()
+    assert "paired by seed (2) and question" in text and "(The paper's comparison.)" in text
     assert (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
     assert "# Treatments" in (out / "controls.md").read_text()
 

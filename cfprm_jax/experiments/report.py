@@ -1,4 +1,4 @@
-"""What an experiment writes: Table 2, the controls, the figure, the text, and all of it as JSON."""
+"""What an experiment writes: Table 2, the controls, the figure, the findings, and all of it as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cfprm_jax.experiments import figure, table2, text
+from cfprm_jax.experiments import figure, findings, table2
 from cfprm_jax.experiments.cell import TestSet
 from cfprm_jax.experiments.contrasts import ContrastFamily, Results, families, row_title, title
 from cfprm_jax.experiments.grid import ORM, TREATMENTS
@@ -17,7 +17,7 @@ from cfprm_jax.experiments.intervals import estimates
 from cfprm_jax.experiments.runner import CellResult
 from cfprm_jax.runtime import atomic
 
-FILES = ("findings.txt", "table2.md", "table2.tex", "controls.md", "figure.png", "results.json")
+FILES = ("findings.md", "table2.md", "table2.tex", "controls.md", "figure.png", "results.json")
 
 
 def write(
@@ -35,32 +35,19 @@ def write(
       config: the command's options.
 
     Returns:
-      The text.
+      The findings in Markdown.
     """
     results = Results(done, subsets)
     found = families(results)
-    words = text.page(results, found, _materials(results, tests))
-    atomic.write_text(directory / "findings.txt", words)
+    outcome = _json(results, found, tests, config)
+    document = findings.document(results.seeds, results.n, outcome["tests"], found)
+    atomic.write_text(directory / "findings.md", document)
     atomic.write_text(directory / "table2.md", table2.markdown(results, found))
     atomic.write_text(directory / "table2.tex", table2.latex(results, found))
     atomic.write_text(directory / "controls.md", controls(results, found))
     figure.write(results, directory / "figure.png")
-    atomic.write_json(directory / "results.json", _json(results, found, tests, config), indent=1)
-    return words
-
-
-def _materials(results: Results, tests: dict[str, list[TestSet]]) -> list[str]:
-    """What candidates give without a reward model."""
-    out = []
-    for level in results.levels:
-        parts = [
-            f"{test.name}: {len(test.correct)} questions, pass@1 {100 * test.correct.mean():.1f} %, "
-            f"at n = {max(results.n)} majority vote {100 * test.majority(max(results.n)).mean():.1f} % "
-            f"and oracle {100 * test.correct[:, : max(results.n)].any(axis=1).mean():.1f} %"
-            for test in tests[level]
-        ]
-        out.append(f"Candidates ({level}). " + "; ".join(parts) + ".")
-    return out
+    atomic.write_json(directory / "results.json", outcome, indent=1)
+    return document
 
 
 def controls(results: Results, found: Sequence[ContrastFamily]) -> str:
