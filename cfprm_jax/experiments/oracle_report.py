@@ -7,7 +7,6 @@ sets are a family, whose intervals hold at once.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from cfprm_jax.experiments.contrasts import Results
 from cfprm_jax.experiments.grid import LOSSES
 from cfprm_jax.experiments.intervals import Estimate, estimates
 from cfprm_jax.experiments.runner import CellResult
+from cfprm_jax.runtime import atomic
 
 FILES = ("oracle.md", "oracle.json")
 CONTRASTS = (
@@ -49,13 +49,13 @@ def write(directory: pathlib.Path, done: Sequence[CellResult], subsets: str, con
     results = Results(done, subsets)
     found = contrasts(results)
     text = tables(results, found)
-    (directory / "oracle.md").write_text(text)
+    atomic.write_text(directory / "oracle.md", text)
     cells = [
         {"level": r.cell.level, "row": r.cell.row, "treatment": r.cell.treatment, "seed": r.cell.seed, **r.summary}
         for r in done
     ]
     content = {"config": config, "contrasts": [dataclasses.asdict(one) for one in found], "cells": cells}
-    (directory / "oracle.json").write_text(json.dumps(content, indent=1) + "\n")
+    atomic.write_json(directory / "oracle.json", content, indent=1)
     return text
 
 
