@@ -8,7 +8,6 @@ as differences to shuffling trajectories one by one with every label, for as man
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from cfprm_jax.experiments import frontier, table2
 from cfprm_jax.experiments.grid import LOSSES, Cell
 from cfprm_jax.experiments.intervals import Estimate, estimates
 from cfprm_jax.experiments.runner import CellResult
+from cfprm_jax.runtime import atomic
 
 FILES = ("frontier.md", "frontier.png", "frontier.json")
 VALIDATION = "validation"
@@ -57,8 +57,8 @@ def write(directory: pathlib.Path, done: Sequence[CellResult], subsets: str, con
     """Write FILES into the directory of the experiment; returns the table."""
     points = chosen(done, subsets)
     text = table(points)
-    (directory / "frontier.md").write_text(text)
-    (directory / "frontier.json").write_text(json.dumps({"config": config, "points": _json(points)}, indent=1) + "\n")
+    atomic.write_text(directory / "frontier.md", text)
+    atomic.write_json(directory / "frontier.json", {"config": config, "points": _json(points)}, indent=1)
     plot(points, directory / "frontier.png")
     return text
 
