@@ -29,18 +29,20 @@ class EngineConfig(Options):
     """
 
     engine: str = option(
-        "", "A server with OpenAI's completions, http://HOST:PORT/v1, such as vLLM or SGLang; empty samples here."
+        "",
+        "Server with OpenAI's completions API, http://HOST:PORT/v1, such as vLLM or SGLang; empty samples in this "
+        "process.",
     )
-    engine_model: str = option("", "Name of the policy in requests; empty is the only one of the server.")
-    concurrency: int = option(64, "--engine: requests at once.", lower=1, upper=1 << 12)
-    request_seconds: float = option(600.0, "--engine: time limit of a reply.", lower=0.1, upper=LONGEST_WAIT)
+    engine_model: str = option("", "Name of the policy in requests; empty is the only model of the server.")
+    concurrency: int = option(64, "--engine: number of concurrent requests.", lower=1, upper=1 << 12)
+    request_seconds: float = option(600.0, "--engine: timeout in seconds of a reply.", lower=0.1, upper=LONGEST_WAIT)
     request_retries: int = option(
-        5, "--engine: times that a request is sent again, after waits that double.", lower=0, upper=1000
+        5, "--engine: number of retries of a request, with exponential backoff.", lower=0, upper=1000
     )
     write_requests: str = option(
-        "", "File for requests in batch form, in place of sampling: those that --completions lacks."
+        "", "Write the requests that --completions lacks into this file in batch format, in place of sampling."
     )
-    completions: tuple[str, ...] = option((), "Results of all requests written so far.", kind="list")
+    completions: tuple[str, ...] = option((), "Files with the results of all requests written so far.", kind="list")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,54 +33,61 @@ class MethodConfig(Options):
         "tree of a question, consensus keeps labelled rows with which a judge agrees.",
         choices=METHODS,
     )
-    rollouts: int = option(8, "Rollouts of a prefix.", lower=1, upper=MOST_CANDIDATES)
+    rollouts: int = option(8, "Number of rollouts per prefix.", lower=1, upper=MOST_CANDIDATES)
     stop_at_zero: bool = option(True, "sweep: steps after the first one without a success are not rolled.")
     roll_right: bool = option(False, "bisect: sweep correct solutions; otherwise they are not rolled.")
-    min_rate: float = option(0.0, "Smallest rate of correct solutions of a question.", lower=0.0, upper=1.0)
+    min_rate: float = option(
+        0.0, "Minimum rate of correct solutions of a question; questions below it are omitted.", lower=0.0, upper=1.0
+    )
     max_rate: float = option(
-        1.0, "Largest rate of correct solutions of a question; others are omitted.", lower=0.0, upper=1.0
+        1.0, "Maximum rate of correct solutions of a question; questions above it are omitted.", lower=0.0, upper=1.0
     )
     max_truncated: float = option(
-        0.5, "Largest share of rollouts that --max_new_tokens may cut before the run stops.", lower=0.0, upper=1.0
+        0.5, "Maximum fraction of rollouts truncated by --max_new_tokens; more are an error.", lower=0.0, upper=1.0
     )
-    questions_at_once: int = option(64, "Questions that are rolled together.", lower=1, upper=MOST_COUNT)
-    keep_texts: bool = option(False, "Keep the texts of rollouts; tree always does.")
+    questions_at_once: int = option(64, "Number of questions in progress at one time.", lower=1, upper=MOST_COUNT)
+    keep_texts: bool = option(False, "Store the texts of rollouts; always stored for tree.")
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeConfig(Options):
     """The search tree of --method=tree."""
 
-    alpha: float = option(0.5, "Base of the rate's weight in Q.", lower=1e-6, upper=1.0)
-    beta: float = option(0.9, "Base of the length's weight in Q.", lower=1e-6, upper=1.0)
-    tree_length: float = option(500.0, "Tokens L of a rollout that beta weighs once.", lower=1.0, upper=MOST_TOKENS)
-    c_puct: float = option(0.125, "Weight of exploration.", lower=0.0, upper=1e6)
-    searches: int = option(100, "Searches of a question.", lower=1, upper=MOST_COUNT)
+    alpha: float = option(0.5, "Base alpha of the weight of the success rate in Q (OmegaPRM).", lower=1e-6, upper=1.0)
+    beta: float = option(0.9, "Base beta of the weight of the length in Q (OmegaPRM).", lower=1e-6, upper=1.0)
+    tree_length: float = option(
+        500.0, "Length unit L in tokens of the weight of the length in Q.", lower=1.0, upper=MOST_TOKENS
+    )
+    c_puct: float = option(0.125, "Exploration constant c_puct.", lower=0.0, upper=1e6)
+    searches: int = option(100, "Number of searches per question.", lower=1, upper=MOST_COUNT)
     pieces: int = option(
         0,
-        "Pieces of the mean first rollout, of equal numbers of tokens, in place of steps; 16 in the paper, 0 is steps.",
+        "Number of pieces of equal length in tokens that the mean first rollout is divided into, in place of steps "
+        "(16 in the paper); 0 divides by steps.",
         lower=2,
         upper=4096,
         also=0,
     )
     tree_rows: str = option(
         "edges",
-        "edges: a row an edge, with its labels alone; paths: a row a leaf, with all labels.",
+        "Rows of a tree. edges: one per edge, with its own labels only. paths: one per leaf, with all labels.",
         choices=("edges", "paths"),
     )
-    write: str = option("stepwise", "Form of the rows.", choices=("stepwise", "rest_mcts", "math_aps"))
+    write: str = option("stepwise", "Format of the output rows.", choices=("stepwise", "rest_mcts", "math_aps"))
 
 
 @dataclasses.dataclass(frozen=True)
 class JudgeConfig(Options):
     """The judge of --method=consensus."""
 
-    write_judge_requests: str = option("", "File for requests to a judge about the rows, in place of an output.")
-    judge: tuple[str, ...] = option(
-        (), 'Verdicts: results of those requests, or {"id", "candidate", "first_error"}.', kind="list"
+    write_judge_requests: str = option(
+        "", "Write requests to a judge about the rows into this file, in place of --output."
     )
-    judge_model: str = option("judge", "Model in the requests.")
-    judge_tokens: int = option(8192, "Most tokens of a reply.", lower=1, upper=MOST_TOKENS)
+    judge: tuple[str, ...] = option(
+        (), 'Verdicts of the judge: results of those requests, or {"id", "candidate", "first_error"}.', kind="list"
+    )
+    judge_model: str = option("judge", "Name of the model in the requests.")
+    judge_tokens: int = option(8192, "Maximum length of a reply in tokens.", lower=1, upper=MOST_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,26 +108,34 @@ class LabelConfig(Options):
     )
 
     model: str = option("", "Hugging Face directory of the policy.")
-    input: tuple[str, ...] = option((), "Files, or globs: what is to be labelled.", kind="list")
-    output: str = option("", "Stepwise rows to write; compressed if the name ends in .gz.")
-    resume: str = option("never", RESUME_HELP, choices=RESUMES)
-    max_bad_rows: int = option(0, "Bad rows that are skipped and counted before the run stops.", lower=0, upper=10**6)
-    grader: str = option("math_verify", "Grader of answers; none cannot grade rollouts.", choices=GRADERS)
-    grader_seconds: float = option(
-        5.0, "Processor time of a comparison before it is stopped.", lower=0.01, upper=3600.0
+    input: tuple[str, ...] = option(
+        (), "Files or globs: candidates, stepwise rows, or questions for --method=tree.", kind="list"
     )
-    grader_processes: int = option(2, "Comparisons at once.", lower=1, upper=256)
-    temperature: float = option(0.7, "Logits are divided by it.", lower=1e-4, upper=100.0)
-    top_p: float = option(1.0, "Tokens are drawn among the most probable ones with this mass.", lower=1e-6, upper=1.0)
-    top_k: int = option(0, "Tokens are drawn among this many most probable ones; 0 is all.", lower=0, upper=MOST_TOKENS)
-    max_new_tokens: int = option(1024, "Most tokens of a rollout.", lower=1, upper=MOST_TOKENS)
-    seed: int = option(0, "Seed of the rollouts.", lower=0, upper=LARGEST_SEED)
+    output: str = option("", "Output file of stepwise rows; compressed if its name ends in .gz.")
+    resume: str = option("never", RESUME_HELP, choices=RESUMES)
+    max_bad_rows: int = option(
+        0, "Maximum number of malformed rows; they are skipped and counted. One more is an error.", lower=0, upper=10**6
+    )
+    grader: str = option(
+        "math_verify", "Comparison of final answers, as for bon; none is for --method=consensus only.", choices=GRADERS
+    )
+    grader_seconds: float = option(
+        5.0, "CPU time limit in seconds per comparison of two answers.", lower=0.01, upper=3600.0
+    )
+    grader_processes: int = option(2, "Number of processes that compare answers.", lower=1, upper=256)
+    temperature: float = option(0.7, "Sampling temperature.", lower=1e-4, upper=100.0)
+    top_p: float = option(
+        1.0, "Nucleus sampling: total probability of the tokens to sample from.", lower=1e-6, upper=1.0
+    )
+    top_k: int = option(0, "Number of most probable tokens to sample from; 0 is all.", lower=0, upper=MOST_TOKENS)
+    max_new_tokens: int = option(1024, "Maximum length of a rollout in tokens.", lower=1, upper=MOST_TOKENS)
+    seed: int = option(0, "Random seed of the rollouts.", lower=0, upper=LARGEST_SEED)
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template; empty is none.")
-    step_separator: str = option("\\n\\n", "Text between steps; \\n, \\t, \\r and \\\\ are decoded.")
-    batch_rows: int = option(64, "Rollouts decoded at once, over all devices.", lower=1, upper=1 << 14)
+    step_separator: str = option("\\n\\n", "Separator between steps; \\n, \\t, \\r and \\\\ are decoded.")
+    batch_rows: int = option(64, "Number of rollouts decoded concurrently, over all devices.", lower=1, upper=1 << 14)
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto is the directory's.",
+        "Dtype of weights, activations and matrix products; auto is that of the directory's weights.",
         choices=("auto", "bfloat16", "float32"),
     )
     what: MethodConfig = dataclasses.field(default_factory=MethodConfig)

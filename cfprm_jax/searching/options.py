@@ -39,7 +39,9 @@ class SearchConfig(Options):
 
     model: str = option("", "Hugging Face directory of a language model with a chat template: the policy.")
     reward: str = option("", "Run, checkpoint or Hugging Face directory of a PRM, or the http:// address of serve.")
-    questions: tuple[str, ...] = option((), "Files of questions, or globs, as of sample.", kind="list")
+    questions: tuple[str, ...] = option(
+        (), "Question files or globs: .jsonl, .json or .parquet, plain or .gz.", kind="list"
+    )
     output: str = option("", "Candidates file to write; compressed if its name ends in .gz.")
     resume: str = option("never", RESUME_HELP, choices=RESUMES)
     method: str = option(
@@ -48,22 +50,39 @@ class SearchConfig(Options):
         "trees; greedy keeps the best of n continuations.",
         choices=METHODS,
     )
-    n: int = option(16, "Solutions under way at one time, and most that are written.", lower=1, upper=MOST_CANDIDATES)
-    beam_width: int = option(4, "Continuations of each solution that is kept.", lower=1, upper=MOST_CANDIDATES)
-    granularity: int = option(1, "Steps between two readings of the score.", lower=1, upper=1000)
-    lookahead: int = option(0, "Greedy steps ahead of a reading, which are thrown away.", lower=0, upper=1000)
-    max_steps: int = option(40, "Steps after which solutions run to their end.", lower=1, upper=10000)
-    aggregation: str = option("last", "Of the step scores, for ranking.", choices=AGGREGATIONS)
-    keep_duplicates: bool = option(False, "Whether solutions of equal text are kept beside each other.")
-    temperature: float = option(0.8, "Logits are divided by it; 0 is greedy.", lower=1e-4, upper=100.0, also=0.0)
-    top_p: float = option(1.0, "Tokens are drawn among the most probable with this mass.", lower=1e-6, upper=1.0)
+    n: int = option(
+        16,
+        "Number of solutions searched in parallel; at most this number are written per question.",
+        lower=1,
+        upper=MOST_CANDIDATES,
+    )
+    beam_width: int = option(4, "Number of continuations per kept solution.", lower=1, upper=MOST_CANDIDATES)
+    granularity: int = option(1, "Number of steps between two evaluations of the PRM.", lower=1, upper=1000)
+    lookahead: int = option(
+        0, "Number of greedy steps ahead for ranking; they are discarded afterwards.", lower=0, upper=1000
+    )
+    max_steps: int = option(
+        40, "Maximum number of search steps; solutions are then sampled to their end.", lower=1, upper=10000
+    )
+    aggregation: str = option("last", "Aggregation of step scores for ranking.", choices=AGGREGATIONS)
+    keep_duplicates: bool = option(False, "Keep solutions with equal texts.")
+    temperature: float = option(0.8, "Sampling temperature; 0 is greedy decoding.", lower=1e-4, upper=100.0, also=0.0)
+    top_p: float = option(
+        1.0, "Nucleus sampling: total probability of the tokens to sample from.", lower=1e-6, upper=1.0
+    )
     top_k: int = option(0, "Number of most probable tokens to sample from; 0 is all.", lower=0, upper=MOST_TOKENS)
-    max_new_tokens: int = option(2048, "Most tokens of a solution.", lower=1, upper=MOST_TOKENS)
-    seed: int = option(0, "Seed of the draws.", lower=0, upper=LARGEST_SEED)
+    max_new_tokens: int = option(2048, "Maximum length of a solution in tokens.", lower=1, upper=MOST_TOKENS)
+    seed: int = option(0, "Random seed.", lower=0, upper=LARGEST_SEED)
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the policy's chat template; empty is none.")
     encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
-    step_separator: str = option("", "Text between steps, with escapes; empty is the PRM's own, of a server \\n\\n.")
-    prefix_cache_tokens: int = option(65536, "Tokens whose keys and values the PRM keeps.", lower=0, upper=MOST_COUNT)
-    dtype: str = option("auto", "Type that both compute in.", choices=("auto", "bfloat16", "float32"))
-    attention: str = option("auto", "Attention kernel of the PRM.", choices=ATTENTIONS)
+    step_separator: str = option("", "Step separator, with escapes. Empty is that of the PRM, or \\n\\n for a server.")
+    prefix_cache_tokens: int = option(
+        65536, "Capacity in tokens of the PRM's cache of keys and values.", lower=0, upper=MOST_COUNT
+    )
+    dtype: str = option(
+        "auto",
+        "Dtype of activations and matrix products of policy and PRM; auto is that of the weights of each.",
+        choices=("auto", "bfloat16", "float32"),
+    )
+    attention: str = option("auto", "Attention implementation of the PRM.", choices=ATTENTIONS)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
