@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from cfprm_jax.data.candidates import Question, read_candidates
@@ -14,8 +16,9 @@ from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics
 from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.evaluation.pool import make_pool
 from cfprm_jax.grading.grader import Grader
-from cfprm_jax.report import page, results
-from cfprm_jax.runtime import config_files
+from cfprm_jax.report import page, plot, results
+from cfprm_jax.runtime import config_files, output_paths
+from cfprm_jax.runtime.progress import ProgressLine
 
 # More processes than this wait for the one that reads.
 _MOST_PROCESSES = 16
@@ -37,6 +40,36 @@ class BestOfNResult:
     def summary(self) -> str:
         """The main table with its caption."""
         return results.summary(self.outcome)
+
+
+def run(config: BonConfig, log: Callable[[str], None]) -> BestOfNResult:
+    """Grades and evaluates config.input, and writes config.output_dir.
+
+    Args:
+      log: receives lines about the input and the options.
+
+    Raises:
+      UserError: invalid options or input.
+    """
+    if not config.input or not config.output_dir:
+        raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
+    directory = pathlib.Path(config.output_dir)
+    _check_directory(directory)
+    log(f"candidates  {', '.join(config.input)}")
+    if config.input2:
+        log(f"compared    with {', '.join(config.input2)}")
+    log(
+        f"best of n   n = {', '.join(config.n)}, aggregation {', '.join(config.aggregation)}, "
+        f"{f'{config.draws} draws' if config.draws else 'the first n'}, grader {config.grader}"
+    )
+    progress = ProgressLine("grading")
+    second = _watched(read(config.input2), progress) if config.input2 else None
+    result = evaluate(_watched(read(config.input), progress), config, second)
+    progress.clear()
+    config_files.write_config(config, directory)
+    write(result, directory)
+    plot.write(result.outcome, directory / results.PLOT)
+    return result
 
 
 def evaluate(
@@ -124,3 +157,32 @@ def read(inputs: Sequence[str]) -> Iterator[Question]:
                 raise UserError(f'{question.source}: "id" {question.id!r} was already that of {seen[key]}')
             seen[key] = question.source
             yield question
+
+
+def _watched(questions: Iterable[Question], progress: ProgressLine) -> Iterator[Question]:
+    """The same questions, with a progress line of how many are graded."""
+    for number, question in enumerate(questions):
+        progress.show(functools.partial(_graded, number, progress))
+        yield question
+
+
+def _graded(number: int, progress: ProgressLine) -> str:
+    return f"{number:,} questions, {number / progress.elapsed:,.1f} questions/s"
+
+
+def _check_directory(directory: pathlib.Path) -> None:
+    """UserError if the directory contains files but no results of this command; its config.json could be another's."""
+    output_paths.require_directory(f"--output_dir={directory}", directory)
+    if not directory.exists():
+        return
+    names = {path.name for path in directory.iterdir()}
+    if not names:
+        return
+    try:
+        ours = "rows" in json.loads((directory / results.RESULTS).read_text())
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        raise UserError(
+            f"--output_dir={directory} contains other files ({sorted(names)[0]}, ...): choose another directory"
+        )
