@@ -30,10 +30,20 @@ from cfprm_jax.config import (
     RunConfig,
 )
 from cfprm_jax.errors import UserError
-from cfprm_jax.experiments import frontier_report, oracle_report, report
+from cfprm_jax.experiments import contrast_report, frontier_report, report
 from cfprm_jax.experiments.cell import SUBSETS
 from cfprm_jax.experiments.frontier import FrontierConfig
-from cfprm_jax.experiments.grid import CHOICES, LOSSES, PAPER_ROWS, ROWS, Cell, cells, frontier_cells, oracle_cells
+from cfprm_jax.experiments.grid import (
+    CHOICES,
+    LOSSES,
+    PAPER_ROWS,
+    ROWS,
+    Cell,
+    cells,
+    frontier_cells,
+    label_cells,
+    oracle_cells,
+)
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
 from cfprm_jax.options import Options, option, whole_number
@@ -50,9 +60,9 @@ class ExperimentConfig(Options):
     python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
 
     Writes a directory per cell, and table2.md, table2.tex, controls.md, figure.png, findings.md and results.json (with
-    --grid=frontier: frontier.md, frontier.png and frontier.json; with --grid=oracle: oracle.md and oracle.json) into
-    --output_dir. The same command resumes an interrupted experiment: finished cells are kept. Several processes may
-    share one --output_dir.
+    --grid=frontier: frontier.md, frontier.png and frontier.json; with oracle or labels: a .md and a .json of that name)
+    into --output_dir. The same command resumes an interrupted experiment: finished cells are kept. Several processes
+    may share one --output_dir.
     """
 
     MAIN_FLAGS: ClassVar = (
@@ -95,8 +105,8 @@ class ExperimentConfig(Options):
         "table",
         "Grid of cells. table: --rows by --treatments, as the paper's table. frontier: --rows by the frontier flags, "
         "for accuracy against computed tokens. oracle: --rows by windows that merge the laboratory's "
-        "redundant steps, or others.",
-        choices=("table", "frontier", "oracle"),
+        "redundant steps, or others. labels: --rows by kinds of labels from the same rollouts.",
+        choices=("table", "frontier", "oracle", "labels"),
     )
     frontier: FrontierConfig = dataclasses.field(default_factory=FrontierConfig)
     seeds: tuple[str, ...] = option(
@@ -140,9 +150,10 @@ def main(config: ExperimentConfig) -> int:
     if config.grid == "frontier":
         files = frontier_report.FILES
         text = frontier_report.write(directory, done, config.subsets, config_files.as_dict(config))
-    elif config.grid == "oracle":
-        files = oracle_report.FILES
-        text = oracle_report.write(directory, done, config.subsets, config_files.as_dict(config))
+    elif config.grid in contrast_report.COMPARISONS:
+        what = contrast_report.COMPARISONS[config.grid]
+        files = what.files
+        text = contrast_report.write(directory, what, done, config.subsets, config_files.as_dict(config))
     else:
         text = report.write(directory, done, tests, config.subsets, config_files.as_dict(config))
     log(f"\n{text}")
@@ -175,10 +186,10 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
     levels = config.levels if in_laboratory else ("real",)
     if config.grid == "frontier":
         grid = frontier_cells(config.rows, levels, seeds, config.frontier)
-    elif config.grid == "oracle":
+    elif config.grid in contrast_report.COMPARISONS:
         if not in_laboratory:
-            raise UserError("--grid=oracle requires --train_data=laboratory, whose redundant steps are known")
-        grid = oracle_cells(config.rows, levels, seeds)
+            raise UserError(f"--grid={config.grid} requires --train_data=laboratory, where steps are exactly known")
+        grid = (oracle_cells if config.grid == "oracle" else label_cells)(config.rows, levels, seeds)
     else:
         grid = cells(
             config.rows,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from cfprm_jax import config
 from cfprm_jax.config import GranularityConfig
 from cfprm_jax.errors import UserError
-from cfprm_jax.experiments import frontier, laboratory, oracle
+from cfprm_jax.experiments import frontier, laboratory, oracle, rolled
 from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, Treatment
 
 TREATMENTS = {
@@ -75,7 +75,7 @@ class Cell:
     @property
     def what(self) -> Treatment:
         """What it trains on."""
-        known = _ORM_TREATMENTS if self.row == ORM else {**TREATMENTS, **oracle.TREATMENTS}
+        known = _ORM_TREATMENTS if self.row == ORM else {**TREATMENTS, **oracle.TREATMENTS, **rolled.TREATMENTS}
         return known[self.treatment] if self.treatment in known else frontier.treatment(self.treatment)
 
     @property
@@ -170,7 +170,20 @@ def oracle_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int
         for level in levels
         for row in rows
         for name, treatment in oracle.TREATMENTS.items()
-        if any(laboratory.LEVELS[level]) or not treatment.windows
+        if any(laboratory.LEVELS[level]) or not treatment.training_rows
+    ]
+
+
+def label_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """Every cell of the kinds of labels, seed by seed. Outcome models have none.
+
+    Raises:
+      UserError: a name that is none, or one twice.
+    """
+    check_names("--rows", rows, tuple(LOSSES))
+    check_names("--seeds", [str(seed) for seed in seeds], None)
+    return [
+        Cell(level, row, name, seed) for seed in seeds for level in levels for row in rows for name in rolled.TREATMENTS
     ]
 
 

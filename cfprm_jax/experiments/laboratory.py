@@ -65,6 +65,9 @@ class LaboratoryConfig(Options):
     solutions_per_problem: int = option(
         32, "Sampled solutions of each, or with paths sampled next steps.", lower=1, upper=4096
     )
+    rollouts: int = option(
+        8, "With --grid=labels, rollouts of each distinct prefix of a training set.", lower=1, upper=4096
+    )
     test_questions: int = option(200, "Questions of each test set.", lower=1, upper=10**5)
     candidates: int = option(64, "Sampled candidates of each test question.", lower=1, upper=4096)
     sampling_temperature: float = option(1.0, "Temperature of the policy.", lower=1e-4, upper=100.0, also=0.0)
@@ -139,8 +142,10 @@ def make(
     """
     root = pathlib.Path(directory) / level
     root.mkdir(parents=True, exist_ok=True)
+    made_with = dataclasses.asdict(config)
+    del made_with["rollouts"]  # in the names of the files that have them
     with locks.held(root / "lock", wait=True):  # others wait, and then find what this one made
-        _require_same(root / "config.json", {**dataclasses.asdict(config), **dataclasses.asdict(encoding)})
+        _require_same(root / "config.json", {**made_with, **dataclasses.asdict(encoding)})
         laboratory = _Laboratory(root, level, config, encoding=encoding, mesh=mesh, log=log)
         laboratory.policy()
         return Level(

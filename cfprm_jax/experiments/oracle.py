@@ -33,7 +33,9 @@ Prefix = tuple[str, ...]
 
 
 def _treatment(title: str, granularities: tuple[str, ...], windows: str = "", passes: int = 1) -> Treatment:
-    return Treatment(title, granularities, passes, packing="tree", steps=MATCHED, label_weight="node", windows=windows)
+    return Treatment(
+        title, granularities, passes, packing="tree", steps=MATCHED, label_weight="node", training_rows=windows
+    )
 
 
 TREATMENTS = {
@@ -44,6 +46,15 @@ TREATMENTS = {
     "anti": _treatment("windows of steps that are not redundant, then 1", ("given", "1"), "anti"),
 }
 """Whole records, each label once, and as many steps as C=2 and then 1 take."""
+
+CONTRASTS = (
+    ("oracle", "random"),
+    ("oracle", "plain_once"),
+    ("oracle", "c2_once"),
+    ("oracle", "anti"),
+    ("random", "plain_once"),
+    ("c2_once", "plain_once"),
+)
 
 
 def redundant(question: str, steps: Sequence[str]) -> list[bool]:

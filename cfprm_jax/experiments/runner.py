@@ -26,10 +26,10 @@ from cfprm_jax.data.corpus import Corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.partition import shared_forest
-from cfprm_jax.experiments import laboratory, oracle
+from cfprm_jax.experiments import laboratory, oracle, rolled
 from cfprm_jax.experiments.cell import Bench, CellOutcome, TestSet, read_test
 from cfprm_jax.experiments.grid import TREATMENTS, Cell
-from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, Treatment
+from cfprm_jax.experiments.treatment import COMPUTE, EXACT, MATCHED, Treatment
 from cfprm_jax.run import inputs
 from cfprm_jax.run.data import training_corpus, training_loader
 from cfprm_jax.run.options import TrainConfig
@@ -135,6 +135,9 @@ class Runner:
             else base.packing,
             run=dataclasses.replace(base.run, seed=cell.seed),
         )
+        if what.estimate:
+            estimates = dataclasses.replace(base.read.estimates, estimate=what.estimate)
+            config = dataclasses.replace(config, read=dataclasses.replace(base.read, estimates=estimates))
         if what.train_tokens:
             return _frontier_config(config, what, self._corpus(config, config.granularity), self._mesh)
         if what.steps == MATCHED:
@@ -145,6 +148,11 @@ class Runner:
             else:
                 steps = sum(map(corpus.num_trajectories, paired.stages)) * paired.epochs_per_granularity
                 steps //= config.packing.batch_size
+        elif what.steps == EXACT:
+            data = (str(self._levels[cell.level].train[cell.seed]),)
+            exact = dataclasses.replace(config, train_data=data, read=base.read)
+            steps = training_loader(exact, self._corpus(exact, exact.granularity), self._mesh).num_steps
+            config = _with_passes(config, steps, self._corpus(config, config.granularity), self._mesh)
         elif what.steps == COMPUTE:
             plain = dataclasses.replace(base.granularity, granularities=("1",))
             steps = _steps_of_shared(self._corpus(config, plain), plain, config, what.record_chunk)
@@ -173,13 +181,30 @@ class Runner:
         if not self._levels:
             return self._materials.base.train_data
         path = self._levels[cell.level].train[cell.seed]
-        if not cell.what.windows:
+        kind = cell.what.training_rows
+        if not kind:
             return (str(path),)
-        own = path.with_name(f"{path.stem}.{cell.what.windows}.jsonl")
         with locks.held(path.with_suffix(".lock"), wait=True):
-            if not own.exists():
-                oracle.write(path, own, cell.what.windows, cell.seed)
-        return (str(own),)
+            return (str(self._derived(path, kind, cell)),)
+
+    def _derived(self, path: pathlib.Path, kind: str, cell: Cell) -> pathlib.Path:
+        """A training set with further fields, made where it is missing."""
+        made = self._materials.laboratory
+        assert made is not None
+        number = made.rollouts if kind in rolled.FILES else ""
+        own = path.with_name(f"{path.stem}.{kind}{number}.jsonl")
+        if own.exists():
+            return own
+        if kind in oracle.KINDS:
+            oracle.write(path, own, kind, cell.seed)
+        elif kind == rolled.CONSENSUS:
+            rolled.keep_consensus(self._derived(path, rolled.ROLLED, cell), own, cell.seed)
+        else:
+            policy, encoding = self._levels[cell.level].model.with_name("policy"), self._materials.base.encoding
+            complete = rolled.sampled(policy, encoding, cell.seed, self._mesh)
+            rolled.write(path, own, complete, made.rollouts, encoding.separator)
+            self._log(f"rollouts    redundancy {cell.level}, seed {cell.seed}: {rolled.describe(own)}")
+        return own
 
     def _directory(self, cell: Cell) -> pathlib.Path:
         return self._materials.directory / "cells" / cell.name
@@ -198,8 +223,9 @@ class Runner:
         ):
             options.pop(name)
         what = dataclasses.asdict(cell.what)
-        if not cell.what.windows:
-            del what["windows"]  # so that results from before this field stay valid
+        for name in ("training_rows", "estimate"):
+            if not what[name]:
+                del what[name]  # so that results from before this field stay valid
         identity = {
             "version": _VERSION,
             "options": options,
@@ -235,6 +261,13 @@ class Runner:
         atomic.write_text(directory / "seconds.txt", f"{seconds:.2f}\n")
         _write(directory / "result.npz", summary, outcome.right)
         return CellResult(cell, summary, outcome.right), seconds
+
+
+def _with_passes(config: TrainConfig, steps: int, corpus: Corpus, mesh: Mesh) -> TrainConfig:
+    """As many passes as a number of steps takes."""
+    own, passes = training_loader(config, corpus, mesh).num_steps, config.granularity.epochs_per_granularity
+    more = dataclasses.replace(config.granularity, epochs_per_granularity=max(passes, -(-steps * passes // own)))
+    return dataclasses.replace(config, granularity=more)
 
 
 def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus, mesh: Mesh) -> TrainConfig:

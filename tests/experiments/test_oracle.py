@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.experiments import oracle, oracle_report
+from cfprm_jax.experiments import contrast_report, oracle
 from cfprm_jax.experiments.contrasts import Results
 from cfprm_jax.experiments.grid import Cell, oracle_cells
 from cfprm_jax.experiments.runner import CellResult
@@ -95,7 +95,7 @@ def test_the_grid() -> None:
     assert [cell.treatment for cell in grid if cell.level == "none" and cell.seed == 0] == ["plain_once", "c2_once"]
     assert {cell.treatment for cell in grid if cell.level == "some"} == set(oracle.TREATMENTS)
     what = Cell("some", "bce", "oracle", 0).what
-    assert (what.granularities, what.label_weight, what.windows) == (("given", "1"), "node", "oracle")
+    assert (what.granularities, what.label_weight, what.training_rows) == (("given", "1"), "node", "oracle")
     with pytest.raises(UserError, match="--rows"):
         oracle_cells(("orm",), ("some",), (0,))
 
@@ -113,10 +113,11 @@ def test_differences_are_paired(tmp_path) -> None:
                 for aggregation in ("min", "last")
             }
             done.append(CellResult(cell, {"n": [4, 8], "steps": 10, "tokens": 100}, right))
-    found = oracle_report.contrasts(Results(done, "all"))
+    what = contrast_report.COMPARISONS["oracle"]
+    found = contrast_report.contrasts(what, Results(done, "all"))
     of = {(c.level, c.treatment, c.baseline, c.test): c.estimate for c in found}
     assert of["some", "oracle", "random", "all"].mean == pytest.approx(0.05)
     assert of["some", "oracle", "plain_once", "short"].low == pytest.approx(0.1)
     assert {level for level, *_ in of} == {"some", "none"} and ("none", "oracle", "random", "all") not in of
-    text = oracle_report.write(tmp_path, done, "all", {})
-    assert "+10.0 [10.0, 10.0]" in text and {p.name for p in tmp_path.iterdir()} == set(oracle_report.FILES)
+    text = contrast_report.write(tmp_path, what, done, "all", {})
+    assert "+10.0 [10.0, 10.0]" in text and {p.name for p in tmp_path.iterdir()} == set(what.files)
