@@ -79,7 +79,7 @@ class BenchConfig(Options):
     )
     batch_sizes: tuple[str, ...] = option(("32", "256"), "Trajectories a step.", kind="list")
     packings: tuple[str, ...] = option(("tree", "sequence"), "Packings measured.", choices=PACKINGS)
-    rounds: int = option(3, "Turns of every side.", lower=1)
+    rounds: int = option(3, "Turns of every side; 0 compares the losses of the first rows alone.", lower=0)
     tree_trajectories: int = option(1024, "Trajectories of a turn under --packing=tree.", lower=1)
     other_trajectories: int = option(128, "Trajectories of a turn under the other packings.", lower=1)
     peer_trajectories: int = option(64, "Trajectories of the peer's turn, besides its first step, a warm-up.", lower=1)
@@ -346,7 +346,7 @@ def main(config: BenchConfig) -> int:
                     f"{directory.name}: first loss " + ", ".join(f"{side} {loss:.6f}" for side, loss in first.items())
                 )
                 results = [*results, {"model": directory.name, "first_losses": first}]
-            for size in config.batch_sizes:
+            for size in config.batch_sizes if config.rounds else ():
                 results = [*results, measure(config, model, directory, int(size))]
             del model
             _build.cache_clear()

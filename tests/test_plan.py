@@ -118,6 +118,21 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused() -> None:
         request.planned_step(parse("--model=Qwen2.5-Math-7B", "--max_length=8192"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lora_rank=8", "--optimizer=adamw_compact"], "adamw_compact saves nothing beside --lora_rank"),
+        (["--lora_rank=8", "--init=random"], "--lora_rank needs a backbone with weights of its own"),
+        (["--lora_rank=8", "--lora_targets=lm_head"], "lm_head is not among"),
+        (["--frozen_layers=4", "--init=random"], "--frozen_layers=4 needs a backbone with weights of its own"),
+        (["--cache_frozen=auto"], "--cache_frozen needs --frozen_layers"),
+    ],
+)
+def test_options_that_train_refuses_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        request.planned_step(parse("--model=Qwen2.5-7B", *arguments))
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch):
     """A compiler whose steps take 60 GiB, or the value of the test."""
@@ -147,6 +162,13 @@ def test_fits(stand_in, capsys, tmp_path: pathlib.Path) -> None:
     assert figures["config"]["loss"] == "bce" and (figures["rows"], figures["row_length"]) == (9, 2560)
     assert "activations 1.00 GiB, temporaries 56.00 GiB" in text
     assert figures["start"] == {"total": GIB, "what": "loading backbone.embedding"}
+
+
+def test_the_model_line_names_what_is_trained(stand_in, capsys) -> None:
+    stand_in(20.0)
+    assert plan.main(parse("--model=Qwen2.5-7B", "--lora_rank=16", "--frozen_layers=14", "--cache_frozen=auto")) == 0
+    text = capsys.readouterr().out
+    assert "linear head, the first 14 layers frozen and cached, adapters of rank 16\n" in text
 
 
 def test_does_not_fit(stand_in, capsys) -> None:

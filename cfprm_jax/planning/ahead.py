@@ -104,6 +104,7 @@ class Compiled:
       collectives: by kind, on each device.
       model_flops: of the whole batch, all rows full of one causal sequence each: products that the model needs, forward
         and backward, nothing computed twice.
+      trained: number of parameters that are trained, adapters among them.
     """
 
     attention: str
@@ -119,6 +120,7 @@ class Compiled:
     collectives: dict[str, Collective]
     model_flops: float
     tokens: int
+    trained: int = 0
 
 
 def open_mesh(accelerator: Gpu | Tpu, num_devices: int, mesh: str) -> Mesh:
@@ -177,6 +179,7 @@ def compile_step(planned: PlannedStep, accelerator: Gpu | Tpu) -> Compiled:
         collectives=text.collectives(),
         model_flops=flops.train_flops(net, tokens, tokens * (planned.length + 1) // 2, built.partition),
         tokens=tokens,
+        trained=built.partition.parameters,
     )
 
 

@@ -48,8 +48,8 @@ class PlanConfig(Options):
 
     python -m cfprm_jax.plan --flagfile=configs/paper/math_q_ranking_c2.flags --accelerator=h100-80gb --num_devices=1
 
-    Takes every flag of train but --lora_rank; no weights and no data are read. Memory, kernels and collectives are the
-    XLA compiler's own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
+    Takes every flag of train; no weights and no data are read. Memory, kernels and collectives are the XLA
+    compiler's own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
     """
 
     MAIN_FLAGS: ClassVar = (

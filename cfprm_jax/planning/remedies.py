@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from cfprm_jax.errors import UserError
 from cfprm_jax.planning.accelerators import Gpu, Tpu, larger
 from cfprm_jax.planning.ahead import Compiled, PlannedStep, compile_step, least_bytes, round_rows
+from cfprm_jax.runtime import caches
 from cfprm_jax.sharding.rules import parse_mesh
 
 SHARDED = "data=1,fsdp=-1,tensor=1"
@@ -39,15 +40,17 @@ class Trial(NamedTuple):
 def trials(planned: PlannedStep, accelerator: Gpu | Tpu) -> Iterator[Trial]:
     """Changes of flags in ascending order of their cost.
 
-    First what leaves the training as it is: remat, a mesh that shards the state, the compact optimizer, and gradient
-    accumulation; then smaller batches, on top of all of these; then more devices.
+    First what leaves the training as it is: remat, a mesh that shards the state, a cache in place of the frozen layers,
+    the compact optimizer, and gradient accumulation; then smaller batches, on top of all of these; then more devices.
     """
     config, thrifty = planned.config, dict[str, Any]()
     if config.model.remat != "layer":
         thrifty["remat"] = "layer"
     if parse_mesh(config.device.mesh, planned.num_devices)["fsdp"] < planned.num_devices:
         thrifty["mesh"] = SHARDED
-    if config.optimizer.optimizer == "adamw" and config.model.dtype == "bfloat16":
+    if config.frozen.frozen_layers and not config.frozen.cached:
+        thrifty["cache_frozen"] = caches.AUTO
+    if config.optimizer.optimizer == "adamw" and config.model.dtype == "bfloat16" and not config.lora.lora_rank:
         thrifty["optimizer"] = "adamw_compact"
     for number in range(1, len(thrifty) + 1):
         for names in itertools.combinations(thrifty, number):
@@ -107,6 +110,7 @@ def find(
 _GROUPS = {
     "remat": "model",
     "mesh": "device",
+    "cache_frozen": "frozen",
     "optimizer": "optimizer",
     "accumulation": "optimizer",
     "batch_size": "packing",

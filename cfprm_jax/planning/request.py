@@ -13,6 +13,7 @@ from cfprm_jax.planning import shapes
 from cfprm_jax.planning.ahead import PlannedStep, round_rows
 from cfprm_jax.planning.options import PlanConfig
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.validate import validate_training
 
 # One after another, 32 solutions of PRM800K phase 1 fill 6 to 11 rows of 2,048; in trees of shared prefixes, fewer.
 _SHARE_OF_LONGEST = 3
@@ -22,11 +23,11 @@ def planned_step(config: PlanConfig) -> PlannedStep:
     """The step that train would compile.
 
     Raises:
-      UserError: the model's shape is not known, it does not take rows of that length, or adapters are to be trained.
+      UserError: the model's shape is not known, it does not take rows of that length, or as train for options that
+        exclude each other.
     """
     plan, train = config.plan, config.train
-    if train.lora.lora_rank:
-        raise UserError(f"--lora_rank={train.lora.lora_rank}: plan compiles the training of all weights only")
+    validate_training(train)
     backbone = find_backbone(train.model.model, plan.model_config)
     backbone.check_length(train.encoding.max_length)
     packing, accumulation = train.packing, train.optimizer.accumulation

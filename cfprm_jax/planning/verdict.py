@@ -52,7 +52,8 @@ def plan(config: PlanConfig, log: Callable[[str], None]) -> Verdict:
     layers = options.frozen.frozen_layers
     cached = " and cached" if options.frozen.cached else ""
     frozen = f", the first {layers} layers frozen{cached}" if layers else ""
-    log(f"model       {describe_backbone(planned.backbone)}, {options.model.head} head{frozen}")
+    adapters = f", adapters of rank {options.lora.lora_rank}" if options.lora.lora_rank else ""
+    log(f"model       {describe_backbone(planned.backbone)}, {options.model.head} head{frozen}{adapters}")
     log(
         f"step        {planned.rows} rows of {planned.length} tokens, --optimizer={options.optimizer.optimizer} "
         f"--accumulation={options.optimizer.accumulation} --remat={options.model.remat} --dtype={options.model.dtype}"
@@ -89,6 +90,8 @@ def lines(verdict: Verdict) -> list[str]:
     memory = compiled.memory
     mesh = ", ".join(f"{axis}={size}" for axis, size in compiled.mesh.items())
     out = [f"devices     {num_devices} x {compiled.device_kind}, mesh {mesh}; {compiled.parameters:,} parameters"]
+    if 0 < compiled.trained != compiled.parameters:
+        out[0] += f", {compiled.trained:,} trained"
     if compiled.refused:
         out.append(f"refused     {compiled.refused}")
     else:

@@ -12,7 +12,7 @@ from cfprm_jax.training import program
 def validate_options(config: TrainConfig) -> None:
     """UserError for the first options that no files and no devices could satisfy."""
     _validate_sources(config)
-    _validate_training(config)
+    validate_training(config)
     if config.eval.bon_candidates:
         parse_sizes(config.eval.bon_n, "--bon_n")
 
@@ -29,7 +29,8 @@ def _validate_sources(config: TrainConfig) -> None:
         )
 
 
-def _validate_training(config: TrainConfig) -> None:
+def validate_training(config: TrainConfig) -> None:
+    """UserError for options of what is trained that exclude each other."""
     adapters = lora.parse(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
     if adapters is not None and (config.model.init == "random" or config.model.model == SYNTHETIC):
         raise UserError("--lora_rank needs a backbone with weights of its own; no checkpoint would hold random ones")

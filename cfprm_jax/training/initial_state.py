@@ -37,8 +37,7 @@ def create(built: Program, directory: pathlib.Path, init: str, seed: int) -> tup
     loaded = {"specs": built.specs, "shardings": built.param_shardings}
     conversions = built.tx.conversions(built.param_shardings)
     if built.partition.lora is not None:
-        shardings = {"backbone": built.param_shardings["backbone"]}
-        adapters = jax.jit(lambda key: lora.init_adapters(built.specs, key), out_shardings=shardings)(key)
+        adapters = adapters_program(built)(key)
         fresh = jax.tree.map(lambda value, convert: convert(value), adapters, {"backbone": conversions["backbone"]})
         loaded = {name: {"head": tree["head"]} for name, tree in loaded.items()}
         conversions = {"head": conversions["head"]}
@@ -48,6 +47,12 @@ def create(built: Program, directory: pathlib.Path, init: str, seed: int) -> tup
     held = {**fresh, **held}
     step = jax.device_put(jnp.zeros((), jnp.int32), built.state_shardings.step)
     return TrainState(optimizer.params_of(held), optimizer.slots_of(held), step), str(report)
+
+
+def adapters_program(built: Program) -> Any:
+    """key -> fresh float32 adapters of a program that trains such, {"backbone": ...}, jitted."""
+    shardings = {"backbone": built.param_shardings["backbone"]}
+    return jax.jit(lambda key: lora.init_adapters(built.specs, key), out_shardings=shardings)
 
 
 def random_program(built: Program) -> Any:

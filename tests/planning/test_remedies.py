@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cfprm_jax.config import DeviceConfig, ModelConfig, OptimizerConfig
+from cfprm_jax.config import DeviceConfig, FrozenConfig, LoraConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import remedies
@@ -60,6 +60,23 @@ def test_on_several_the_weights_are_split_first() -> None:
 def test_float32_is_not_made_compact() -> None:
     assert not any("compact" in text for text in flags(planned(model=dataclasses.replace(MODEL, dtype="float32"))))
     assert flags(planned(optimizer=OptimizerConfig(optimizer="adamw_compact", accumulation=4)))[0] == "--accumulation=8"
+
+
+def test_of_a_run_with_frozen_weights() -> None:
+    """A cache takes the frozen layers' place; adapters are not held compactly, which train refuses."""
+    cache, compact = "--cache_frozen=auto", "--optimizer=adamw_compact"
+    frozen = FrozenConfig(frozen_layers=1)
+    assert flags(planned(frozen=frozen))[:4] == [
+        cache,
+        compact,
+        f"{cache} {compact}",
+        f"{cache} {compact} --accumulation=2",
+    ]
+    adapters = LoraConfig(lora_rank=4)
+    assert flags(planned(lora=adapters))[0] == "--accumulation=2"
+    assert flags(planned(lora=adapters, frozen=frozen))[:2] == [cache, f"{cache} --accumulation=2"]
+    cached = FrozenConfig(frozen_layers=1, cache_frozen="somewhere")
+    assert not any("cache_frozen" in text for text in flags(planned(frozen=cached)))
 
 
 def test_rows_are_those_that_train_can_split() -> None:

@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from cfprm_jax.config import DeviceConfig, ModelConfig, OptimizerConfig
+from cfprm_jax.config import DeviceConfig, FrozenConfig, LoraConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import ahead
 from cfprm_jax.planning.accelerators import ACCELERATORS
@@ -49,3 +49,24 @@ def test_random_initialisation_is_one_program() -> None:
     # No float32 masters of everything beside the state, only of a parameter or two.
     state = ahead.state_bytes(STEP, H100)
     assert state < start.total < state + 2.5 * 8 * LAYER
+
+
+def test_adapters_beside_frozen_weights() -> None:
+    """Float32 adapters with two moments, and the backbone in bfloat16."""
+    rank, trained, layers = 128, 2, 8
+    config = dataclasses.replace(
+        STEP.config,
+        optimizer=OptimizerConfig(),
+        lora=LoraConfig(lora_rank=rank, lora_targets=("query", "down")),
+        frozen=FrozenConfig(frozen_layers=layers - trained),
+    )
+    planned = dataclasses.replace(STEP, config=config)
+    adapters = 4 * trained * rank * (256 + 256 + 1024 + 256)
+    assert ahead.state_bytes(planned, H100) == 3 * (adapters + 4 * 257) + 4
+    matrices = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024
+    vectors = 2 * 256 + 256 + 2 * 128
+    frozen = 2 * (512 * 256 + layers * (matrices + vectors) + 256)
+    assert ahead.bytes_on_a_device(ahead.build_for(planned, H100).frozen) == frozen
+    start = compile_start(planned, H100)
+    assert start.what == "making adapters"
+    assert start.total == frozen + 4 * adapters  # fresh ones stand beside the state that they become
