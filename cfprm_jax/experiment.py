@@ -12,6 +12,7 @@ import functools
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import ClassVar
 
 from cfprm_jax import flags
@@ -21,6 +22,7 @@ from cfprm_jax.config import (
     DeviceConfig,
     EncodingConfig,
     EvalConfig,
+    FrozenConfig,
     GranularityConfig,
     LossConfig,
     ModelConfig,
@@ -30,7 +32,7 @@ from cfprm_jax.config import (
     RunConfig,
 )
 from cfprm_jax.errors import UserError
-from cfprm_jax.experiments import contrast_report, frontier_report, report
+from cfprm_jax.experiments import contrast_report, frontier_report, real_report, report
 from cfprm_jax.experiments.cell import SUBSETS
 from cfprm_jax.experiments.frontier import FrontierConfig
 from cfprm_jax.experiments.grid import (
@@ -45,6 +47,8 @@ from cfprm_jax.experiments.grid import (
     oracle_cells,
 )
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
+from cfprm_jax.experiments.real import RealConfig, real_cells
+from cfprm_jax.experiments.real_runner import RealResult, RealRunner
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
 from cfprm_jax.options import Options, option, whole_number
 from cfprm_jax.run.options import TrainConfig
@@ -60,9 +64,9 @@ class ExperimentConfig(Options):
     python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
 
     Writes a directory per cell, and table2.md, table2.tex, controls.md, figure.png, findings.md and results.json (with
-    --grid=frontier: frontier.md, frontier.png and frontier.json; with oracle or labels: a .md and a .json of that name)
-    into --output_dir. The same command resumes an interrupted experiment: finished cells are kept. Several processes
-    may share one --output_dir.
+    --grid=frontier: frontier.md, frontier.png and frontier.json; with oracle or labels: a .md and a .json of that name;
+    with real: real.md, real.png and results.json) into --output_dir. The same command resumes an interrupted
+    experiment: finished cells are kept. Several processes may share one --output_dir.
     """
 
     MAIN_FLAGS: ClassVar = (
@@ -105,10 +109,12 @@ class ExperimentConfig(Options):
         "table",
         "Grid of cells. table: --rows by --treatments, as the paper's table. frontier: --rows by the frontier flags, "
         "for accuracy against computed tokens. oracle: --rows by windows that merge the laboratory's "
-        "redundant steps, or others. labels: --rows by kinds of labels from the same rollouts.",
-        choices=("table", "frontier", "oracle", "labels"),
+        "redundant steps, or others. labels: --rows by kinds of labels from the same rollouts. real: --rows by "
+        "--real_treatments, with frozen layers computed once.",
+        choices=("table", "frontier", "oracle", "labels", "real"),
     )
     frontier: FrontierConfig = dataclasses.field(default_factory=FrontierConfig)
+    real: RealConfig = dataclasses.field(default_factory=RealConfig)
     seeds: tuple[str, ...] = option(
         ("0", "1", "2", "3", "4"), "Random seeds of the data order, the reward head and the laboratory's data."
     )
@@ -122,6 +128,7 @@ class ExperimentConfig(Options):
         "keep", "Whether to keep a last window that is shorter than the others.", choices=("keep", "drop")
     )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    frozen: FrozenConfig = dataclasses.field(default_factory=FrozenConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
     encoding: EncodingConfig = dataclasses.field(default_factory=EncodingConfig)
@@ -136,6 +143,8 @@ class ExperimentConfig(Options):
 def main(config: ExperimentConfig) -> int:
     """Runs the command."""
     started = time.monotonic()
+    if config.grid == "real":
+        return _main_real(config)
     grid, materials = plan(config)
     log = functools.partial(print, flush=True)
     directory = pathlib.Path(config.output_dir)
@@ -162,16 +171,57 @@ def main(config: ExperimentConfig) -> int:
     return 0
 
 
+def _main_real(config: ExperimentConfig) -> int:
+    """Runs --grid=real; the report is written after each cell, of those that are done."""
+    started = time.monotonic()
+    seeds, sizes = _numbers(config)
+    if config.train_data == (LABORATORY,) or config.tests:
+        raise UserError("--grid=real needs --train_data, a labelled corpus, and --pool in place of --tests")
+    grid = real_cells(config.rows, config.real.real_treatments, seeds)
+    log = functools.partial(print, flush=True)
+    directory = pathlib.Path(config.output_dir)
+    output_paths.require_directory(f"--output_dir={directory}", directory)
+    with session.opened(config.device, log) as opened:
+        log(f"grid        {len(grid)} cells, {len(seeds)} seeds: {', '.join(config.seeds)}")
+        runner = RealRunner(directory, base_options(config), config.real, sizes, opened.mesh, log=log)
+        config_files.write_config(config, directory)
+
+        def report_on(done: Sequence[RealResult]) -> str:
+            return real_report.write(
+                directory,
+                done,
+                runner.sets,
+                cells=len(grid),
+                sizes=sizes,
+                subsets=config.subsets,
+                resamples=config.real.resamples,
+                config=config_files.as_dict(config),
+            )
+
+        text = report_on(runner.run(grid, after=report_on))
+    log(f"\n{text}")
+    log(f"done        {len(grid)} cells in {duration(time.monotonic() - started)}")
+    log(f"results     {directory}: {', '.join(real_report.FILES)}")
+    return 0
+
+
+def _numbers(config: ExperimentConfig) -> tuple[list[int], tuple[int, ...]]:
+    """--seeds and --n."""
+    if not config.output_dir:
+        raise UserError("--output_dir is empty: expected the directory of the experiment")
+    seeds = [whole_number(seed, "--seeds", 0, LARGEST_SEED) for seed in config.seeds]
+    return seeds, tuple(whole_number(text, "--n", 1, MOST_CANDIDATES) for text in config.n)
+
+
 def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
     """The cells of the grid, and the data and options that they share.
 
     Raises:
       UserError: incompatible options.
     """
-    if not config.output_dir:
-        raise UserError("--output_dir is empty: expected the directory of the experiment")
-    seeds = [whole_number(seed, "--seeds", 0, LARGEST_SEED) for seed in config.seeds]
-    sizes = [whole_number(text, "--n", 1, MOST_CANDIDATES) for text in config.n]
+    seeds, sizes = _numbers(config)
+    if config.frozen.frozen_layers:
+        raise UserError(f"--frozen_layers={config.frozen.frozen_layers} is for --grid=real")
     in_laboratory = config.train_data == (LABORATORY,)
     if in_laboratory and config.tests:
         raise UserError("--tests: --train_data=laboratory generates its own test sets; set --train_data for others")
@@ -199,9 +249,21 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
             elsewhere=config.other_level_treatments,
             packings=config.grouping_rows,
         )
-    base = TrainConfig(
+    return grid, Materials(
+        pathlib.Path(config.output_dir),
+        base_options(config),
+        tests,
+        sizes,
+        config.laboratory if in_laboratory else None,
+    )
+
+
+def base_options(config: ExperimentConfig) -> TrainConfig:
+    """Training options that all cells share."""
+    return TrainConfig(
         train_data=config.train_data,
         model=config.model,
+        frozen=config.frozen,
         granularity=GranularityConfig(
             epochs_per_granularity=config.epochs_per_granularity, window_tail=config.window_tail
         ),
@@ -213,9 +275,6 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
         eval=EvalConfig(eval_fraction=0.0),
         device=config.device,
         run=RunConfig(data_cache_dir=config.data_cache_dir, checkpoint_every=10**6),
-    )
-    return grid, Materials(
-        pathlib.Path(config.output_dir), base, tests, tuple(sizes), config.laboratory if in_laboratory else None
     )
 
 

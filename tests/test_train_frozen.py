@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
-from tiny_runs import TinyRuns, rows, same_result
+from tiny_runs import TinyRuns, rows, same_result, write_weights
 
 import cfprm_jax
 from cfprm_jax import export, flags, score, train
@@ -20,7 +20,6 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.models import parameters
-from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.runtime import digests
 
 LAYERS, FROZEN = 3, 2
@@ -36,20 +35,6 @@ OPTIONS = {
 }
 LORA = {"lora_rank": 2, "lora_alpha": 8, "lora_targets": "q_proj,down"}
 QUESTION, STEPS = "What is 2?", ["1+1", "2"]
-
-
-def write_weights(directory: pathlib.Path) -> None:
-    """Random float32 weights that bfloat16 does not hold."""
-    config = PRMConfig(loading.read_config(directory)[0])
-    generator = np.random.default_rng(0)
-    tensors = {}
-    for path, spec in parameters.walk(parameters.param_specs(config)):
-        if path.startswith("head."):
-            continue
-        for name in spec.hf_names():
-            noise = generator.standard_normal(spec.shape[1:] if spec.stacked else spec.shape, np.float32)
-            tensors[name] = 1 + 0.2 * noise if spec.kind == "norm" else 0.3 * noise
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,15 @@ import time
 
 import jax
 import numpy as np
+import safetensors.numpy
 import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
+from cfprm_jax.huggingface import loading
 from cfprm_jax.inference import loaded as loaded_prm
+from cfprm_jax.models import parameters
+from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.run.metrics import MEASURED
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -52,6 +56,20 @@ def write_model(directory: pathlib.Path) -> None:
         "tie_word_embeddings": True,
     }
     (directory / "config.json").write_text(json.dumps(config))
+
+
+def write_weights(directory: pathlib.Path) -> None:
+    """Random float32 weights that bfloat16 does not hold."""
+    config = PRMConfig(loading.read_config(directory)[0])
+    generator = np.random.default_rng(0)
+    tensors = {}
+    for path, spec in parameters.walk(parameters.param_specs(config)):
+        if path.startswith("head."):
+            continue
+        for name in spec.hf_names():
+            noise = generator.standard_normal(spec.shape[1:] if spec.stacked else spec.shape, np.float32)
+            tensors[name] = 1 + 0.2 * noise if spec.kind == "norm" else 0.3 * noise
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
 
 
 def write_corpus(path: pathlib.Path, questions: int) -> None:

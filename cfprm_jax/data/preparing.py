@@ -148,7 +148,7 @@ class _Pass:
                 self.distinct.add(sample)
                 if self.tokens is not None:
                     self.tokens.add(sample)
-                stream.write(_row(sample))
+                stream.write(stepwise_line(sample))
         progress.end(_read_so_far(self.reading, progress))
 
     def as_dict(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _encoder(config: PrepareConfig) -> Any:
     return Encoder(load_tokenizer(config.files.tokenizer, config.encoding.marker), unlimited(config.encoding))
 
 
-def _row(trajectory: Trajectory) -> bytes:
+def stepwise_line(trajectory: Trajectory) -> bytes:
     """One line of the stepwise format."""
     row: dict[str, Any] = {
         "prompt": trajectory.question,

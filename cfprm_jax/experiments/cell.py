@@ -13,7 +13,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ from cfprm_jax.inference.scorer import Item, Plan, Scorer
 from cfprm_jax.run import inputs
 from cfprm_jax.run.evaluation import auroc
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.run.setup import setup
+from cfprm_jax.run.setup import Setup, setup
 from cfprm_jax.runtime import digests
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program
@@ -170,29 +170,16 @@ class Bench:
         Raises:
           UserError: what the command raises, or a loss that is not finite.
         """
-        made = setup(
-            config, self._mesh, inputs.materialise(config, pathlib.Path(config.run.output_dir)), build=_program
-        )
-        built, num_steps = made.program, made.num_steps
-        state, _ = made.create_state()
-        losses, tokens = [], 0
-        with contextlib.closing(made.data.loader.iterator()) as batches:
-            for _ in range(num_steps):
-                batch = next(batches)
-                state, metrics = built.train_step(state, rules.put_batch(batch.packed, built.batch_shardings))
-                losses.append(metrics["loss"])
-                tokens += batch.tokens_computed
-        params = state.params
-        del state  # the optimizer's memory
-        values = np.asarray(jax.device_get(losses))
-        if not np.isfinite(values).all():
-            raise UserError(f"the loss of step {int(np.flatnonzero(~np.isfinite(values))[0]) + 1} is not finite")
+        made = train(config, self._mesh)
         loaded = LoadedPRM(
-            dataclasses.replace(made.network.config, remat="none"), params, made.tokenizer, config.encoding, {}
+            dataclasses.replace(made.setup.network.config, remat="none"),
+            made.params,
+            made.setup.tokenizer,
+            config.encoding,
+            {},
         )
         aurocs, right = self._choices(loaded, tests, n)
-        final = float(values[-max(num_steps // 10, 1) :].mean())
-        return CellOutcome(num_steps, tokens, final, digest(loaded.params), aurocs, right)
+        return CellOutcome(made.setup.num_steps, made.tokens, made.final_loss, digest(loaded.params), aurocs, right)
 
     def _choices(
         self, loaded: LoadedPRM, tests: Sequence[TestSet], n: Sequence[int]
@@ -211,7 +198,7 @@ class Bench:
             if test.steps is not None:
                 aurocs[test.name] = test.steps.auroc(logits)
             for aggregation in AGGREGATIONS:
-                rank = np.array([_aggregate(z, aggregation) for z in logits]).reshape(test.correct.shape)
+                rank = np.array([aggregate(z, aggregation) for z in logits]).reshape(test.correct.shape)
                 for subsets in SUBSETS:
                     choose = first_n if subsets == "first" else every_n
                     right[f"{test.name}/{aggregation}/{subsets}"] = choose(rank, test.correct, n)
@@ -222,7 +209,45 @@ class Bench:
 _program = functools.lru_cache(maxsize=32)(program.build)
 
 
-def _aggregate(logits: Float[np.ndarray, " steps"] | None, aggregation: str) -> float:
+class Trained(NamedTuple):
+    """A run of train kept in memory.
+
+    Attributes:
+      params: what was trained, after the last step.
+      tokens: computed in training, shared prefixes once.
+      final_loss: mean over the last tenth of the steps.
+    """
+
+    setup: Setup
+    params: Any
+    tokens: int
+    final_loss: float
+
+
+def train(config: TrainConfig, mesh: Mesh) -> Trained:
+    """Train as the train command would.
+
+    Raises:
+      UserError: what the command raises, or a loss that is not finite.
+    """
+    made = setup(config, mesh, inputs.materialise(config, pathlib.Path(config.run.output_dir)), build=_program)
+    built, num_steps = made.program, made.num_steps
+    state, _ = made.create_state()
+    losses, tokens = [], 0
+    with contextlib.closing(made.data.loader.iterator()) as batches:
+        for _ in range(num_steps):
+            batch = next(batches)
+            state, metrics = built.train_step(state, rules.put_batch(batch.packed, built.batch_shardings))
+            losses.append(metrics["loss"])
+            tokens += batch.tokens_computed
+    values = np.asarray(jax.device_get(losses))
+    if not np.isfinite(values).all():
+        raise UserError(f"the loss of step {int(np.flatnonzero(~np.isfinite(values))[0]) + 1} is not finite")
+    return Trained(made, state.params, tokens, float(values[-max(num_steps // 10, 1) :].mean()))
+
+
+def aggregate(logits: Float[np.ndarray, " steps"] | None, aggregation: str) -> float:
+    """The rank of a candidate by one of AGGREGATIONS; -inf without logits."""
     if logits is None:
         return -math.inf
     if aggregation == "product":

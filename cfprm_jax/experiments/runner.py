@@ -7,13 +7,12 @@ one experiment: each takes cells that no other process has locked.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +27,13 @@ from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.experiments import laboratory, oracle, rolled
 from cfprm_jax.experiments.cell import Bench, CellOutcome, TestSet, read_test
+from cfprm_jax.experiments.cell_runs import run_cells
 from cfprm_jax.experiments.grid import TREATMENTS, Cell
 from cfprm_jax.experiments.treatment import COMPUTE, EXACT, MATCHED, Treatment
 from cfprm_jax.run import inputs
 from cfprm_jax.run.data import training_corpus, training_loader
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import atomic, config_files, digests, locks
-from cfprm_jax.runtime.progress import duration
 
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.
@@ -87,30 +86,7 @@ class Runner:
         """The results of all cells, in the order of the grid, those that are there already among them."""
         for level in dict.fromkeys(cell.level for cell in grid):
             self._prepare(level, sorted({cell.seed for cell in grid if cell.level == level}))
-        found: dict[Cell, CellResult] = {}
-        started, ran = time.monotonic(), 0
-        while len(found) < len(grid):
-            progressed = False
-            for cell in grid:
-                if cell in found:
-                    continue
-                with _claimed(self._directory(cell)) as claimed:
-                    if not claimed:
-                        continue
-                    progressed = True
-                    result = self._load(cell)
-                    if result is None:
-                        result, seconds = self._run(cell)
-                        ran += 1
-                        left = (time.monotonic() - started) / ran * (len(grid) - len(found) - 1)
-                        self._log(
-                            f"cell        {len(found) + 1}/{len(grid)} {cell.name}: {result.summary['steps']} steps, "
-                            f"{seconds:.1f} s; {_accuracies(result)}; left {duration(left)} at most"
-                        )
-                    found[cell] = result
-            if not progressed:
-                time.sleep(1.0)  # another process has the rest
-        return [found[cell] for cell in grid]
+        return run_cells(grid, self._directory, self._load, self._run, line=_line, log=self._log)
 
     def tests(self, level: str) -> list[TestSet]:
         """The test sets of a level."""
@@ -270,6 +246,10 @@ def _with_passes(config: TrainConfig, steps: int, corpus: Corpus, mesh: Mesh) ->
     return dataclasses.replace(config, granularity=more)
 
 
+def _line(result: CellResult) -> str:
+    return f"{result.summary['steps']} steps; {_accuracies(result)}"
+
+
 def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus, mesh: Mesh) -> TrainConfig:
     """The options of a run whose tokens are given: a step's, and all of it, in as many passes as that takes."""
     config = dataclasses.replace(
@@ -342,11 +322,3 @@ def _accuracies(result: CellResult) -> str:
         if aggregation == result.cell.aggregation and subsets == "all":
             parts.append(f"{test} {100 * float(np.mean(values)):.1f} %")
     return ", ".join(parts)
-
-
-@contextlib.contextmanager
-def _claimed(directory: pathlib.Path) -> Iterator[bool]:
-    """Whether this process has the cell, which it keeps until the end of the block, however that comes."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with locks.held(directory / "lock") as granted:
-        yield granted

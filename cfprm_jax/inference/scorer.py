@@ -93,7 +93,8 @@ class Scorer:
           row_length: tokens per row; 0 selects about the width of the network, more for longer solutions, less for a
             row that is not filled.
           mesh: rows are sharded over its data and fsdp axes; None is a single device.
-          trunk: computes the lowest layers, or reads their output from a cache.
+          trunk: computes the lowest layers, or reads their output from a cache; the PRM's parameters may then be those
+            above it alone.
 
         Raises:
           UserError: rows are shorter than the model's max_length.
@@ -105,7 +106,7 @@ class Scorer:
         self._planner = RowPlanner(longest, width, packing, batch_rows, row_length=row_length, multiple=multiple)
         self.shapes = self._planner.shapes
         self._trunk = trunk
-        if trunk is not None:
+        if trunk is not None and "embedding" in loaded.params.get("backbone", {}):
             above = without_trunk(loaded.params, trunk.layers)
             self._loaded = dataclasses.replace(loaded, params=above)
         self.compilations = 0

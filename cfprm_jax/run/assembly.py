@@ -65,8 +65,8 @@ def build_program(
         config.optimizer,
         num_steps,
         mesh,
-        partition.lora,
-        config.model.deterministic,
-        partition.frozen_layers,
-        partition.cached,
+        adapters=partition.lora,
+        deterministic=config.model.deterministic,
+        frozen_layers=partition.frozen_layers,
+        cached=partition.cached,
     )

@@ -1,0 +1,71 @@
+"""Runs the cells of a grid that have no result yet; several processes may share them."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from cfprm_jax.experiments.grid import Cell
+from cfprm_jax.runtime import locks
+from cfprm_jax.runtime.progress import duration
+
+_Result = TypeVar("_Result")
+
+
+def run_cells(
+    grid: Sequence[Cell],
+    directory: Callable[[Cell], pathlib.Path],
+    load: Callable[[Cell], _Result | None],
+    run: Callable[[Cell], tuple[_Result, float]],
+    *,
+    line: Callable[[_Result], str],
+    log: Callable[[str], None],
+    after: Callable[[Sequence[_Result]], object] = lambda _: None,
+) -> list[_Result]:
+    """The results of all cells, in the order of the grid; several processes may share the work.
+
+    Args:
+      directory: of a cell, where its lock is.
+      load: its result, if there is one already.
+      run: runs it; the result, and seconds.
+      line: describes a result for the log.
+      after: called after each cell that was run, with all results so far in the order of the grid.
+    """
+    found: dict[Cell, _Result] = {}
+    started, ran = time.monotonic(), 0
+    while len(found) < len(grid):
+        progressed = False
+        for cell in grid:
+            if cell in found:
+                continue
+            with _claimed(directory(cell)) as claimed:
+                if not claimed:
+                    continue
+                progressed = True
+                result = load(cell)
+                fresh = result is None
+                if result is None:
+                    result, seconds = run(cell)
+                    ran += 1
+                    left = (time.monotonic() - started) / ran * (len(grid) - len(found) - 1)
+                    log(
+                        f"cell        {len(found) + 1}/{len(grid)} {cell.name}: {line(result)}, {seconds:.1f} s; "
+                        f"left {duration(left)} at most"
+                    )
+                found[cell] = result
+                if fresh:
+                    after([found[cell] for cell in grid if cell in found])
+        if not progressed:
+            time.sleep(1.0)  # another process has the rest
+    return [found[cell] for cell in grid]
+
+
+@contextlib.contextmanager
+def _claimed(directory: pathlib.Path) -> Iterator[bool]:
+    """Whether this process has the cell, which it keeps until the end of the block, however that comes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with locks.held(directory / "lock") as granted:
+        yield granted

@@ -1,0 +1,193 @@
+"""Metrics of --grid=real with intervals from a bootstrap over records and seeds, paired between treatments.
+
+Resample b draws records (of the pool questions, of ProcessBench solutions) with replacement, and seeds with
+replacement. Every cell sees the same draws, so that a difference of two treatments is that of the same records and
+seeds in each resample. With one seed intervals are about records alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from cfprm_jax.evaluation.first_error import NO_ERROR
+from cfprm_jax.evaluation.statistics import two_sided_p_value
+from cfprm_jax.experiments.real_data import EvaluationSets
+
+Arrays = Mapping[str, np.ndarray]
+Weights = Float[np.ndarray, "resamples units"]
+_LEVEL = 0.95
+_SEED = 0
+
+
+class Metric(NamedTuple):
+    """A number of a cell, as a function of how often each unit counts.
+
+    Attributes:
+      name: in tables.
+      unit: what is resampled: "record", "question" or the name of a subset of ProcessBench.
+      units: how many of them there are.
+      value: (arrays of a cell, weights) -> the metric of every resample.
+    """
+
+    name: str
+    unit: str
+    units: int
+    value: Callable[[Arrays, Weights], Float[np.ndarray, " resamples"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A metric or a difference of two.
+
+    Attributes:
+      mean: over seeds, of all records.
+      low, high: 95 % interval.
+      p: two-sided p-value of "it is 0".
+      by_seed: of each seed.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    by_seed: tuple[float, ...]
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval excludes 0 on that side, else 0."""
+        return int(self.low > 0) - int(self.high < 0)
+
+
+def metrics(sets: EvaluationSets, sizes: Sequence[int], aggregation: str, subsets: str) -> list[Metric]:
+    """The metrics that the sets allow.
+
+    Args:
+      sizes: the n of Best-of-N.
+      aggregation: of a candidate's step scores.
+      subsets: candidates of Best-of-N, see :data:`.cell.SUBSETS`.
+    """
+    found: list[Metric] = []
+    held_out = sets.held_out
+    if held_out is not None:
+        record, records = held_out.record, int(held_out.item_record.max()) + 1
+        positive = held_out.label > 0.5
+
+        def ranking(arrays: Arrays, weights: Weights) -> np.ndarray:
+            z = arrays["held_out/logits"]
+            known = np.isfinite(z)
+            return weighted_auroc(z[known], positive[known], record[known], weights)
+
+        def negatives(arrays: Arrays, weights: Weights) -> np.ndarray:
+            return weighted_negative_f1(arrays["held_out/logits"], positive, record, weights)
+
+        found.append(Metric("AUROC", "record", records, ranking))
+        found.append(Metric("negative F1", "record", records, negatives))
+        found.append(Metric("first error", "record", records, lambda a, w: weighted_mean(a["held_out/located"], w)))
+    if sets.pool is not None:
+        key = f"pool/{aggregation}/{subsets}"
+        for place, n in enumerate(sizes):
+            found.append(Metric(f"Best-of-{n}", "question", len(sets.pool.correct), _column(key, place)))
+    for one in sets.process_bench:
+        value = _process_f1(f"process_bench/{one.name}", one.label != NO_ERROR)
+        found.append(Metric(f"ProcessBench {one.name} F1", one.name, len(one.label), value))
+    return found
+
+
+def _column(key: str, place: int) -> Callable[[Arrays, Weights], np.ndarray]:
+    return lambda arrays, weights: weighted_mean(arrays[key][:, place], weights)
+
+
+def _process_f1(key: str, wrong: Bool[np.ndarray, " units"]) -> Callable[[Arrays, Weights], np.ndarray]:
+    return lambda arrays, weights: weighted_process_f1(arrays[key], wrong, weights)
+
+
+def weighted_mean(values: Float[np.ndarray, " units"], weights: Weights) -> Float[np.ndarray, " resamples"]:
+    """The mean of values with weights."""
+    return weights @ values / weights.sum(axis=1)
+
+
+def weighted_auroc(
+    scores: Float[np.ndarray, " n"], positive: Bool[np.ndarray, " n"], unit: Int[np.ndarray, " n"], weights: Weights
+) -> Float[np.ndarray, " resamples"]:
+    """Probability that a positive scores above a negative, a tie counting one half; NaN without one of them."""
+    if not len(scores):
+        return np.full(len(weights), np.nan)
+    order = np.argsort(scores, kind="stable")
+    first = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
+    out = np.empty(len(weights))
+    for place, row in enumerate(weights):
+        own = row[unit[order]]
+        above = np.add.reduceat(np.where(positive[order], own, 0.0), first)
+        below = np.add.reduceat(np.where(positive[order], 0.0, own), first)
+        total = above.sum() * below.sum()
+        out[place] = np.sum(above * (np.cumsum(below) - below / 2)) / total if total else np.nan
+    return out
+
+
+def weighted_negative_f1(
+    z: Float[np.ndarray, " n"], positive: Bool[np.ndarray, " n"], unit: Int[np.ndarray, " n"], weights: Weights
+) -> Float[np.ndarray, " resamples"]:
+    """F1 of the negative class at a score of 0.5, where a step without z is called right; NaN without a negative."""
+    called = z <= 0  # NaN is not
+    hit, alarm, missed = (
+        np.bincount(unit, mask, weights.shape[1])
+        for mask in (called & ~positive, called & positive, ~called & ~positive)
+    )
+    sums = 2 * (weights @ hit), weights @ alarm + weights @ missed
+    total = sums[0] + sums[1]
+    return np.divide(sums[0], total, out=np.full(len(weights), np.nan), where=total > 0)
+
+
+def weighted_process_f1(
+    right: Float[np.ndarray, " units"], wrong: Bool[np.ndarray, " units"], weights: Weights
+) -> Float[np.ndarray, " resamples"]:
+    """Harmonic mean of the accuracies on erroneous and on correct solutions; 0 where both are 0, NaN without one."""
+    parts = []
+    for kind in (wrong, ~wrong):
+        total = weights @ kind.astype(np.float64)
+        share = np.divide(weights @ (right * kind), total, out=np.full(len(weights), np.nan), where=total > 0)
+        parts.append(share)
+    both = parts[0] + parts[1]
+    return np.where(both == 0, 0.0, 2 * parts[0] * parts[1] / np.where(both == 0, 1.0, both))
+
+
+class Bootstrap:
+    """The draws that all cells share."""
+
+    def __init__(self, resamples: int) -> None:
+        """Draws are made when they are first needed.
+
+        Args:
+          resamples: how many.
+        """
+        self._resamples = resamples
+        self._units: dict[tuple[str, int], Weights] = {}
+
+    def table(self, metric: Metric, arrays: Sequence[Arrays]) -> Float[np.ndarray, "seeds 1+resamples"]:
+        """The metric of each seed: of all units, then of every resample of them."""
+        weights = np.concatenate([np.ones((1, metric.units)), self._of_units(metric)])
+        return np.stack([metric.value(one, weights) for one in arrays])
+
+    def interval(self, table: Float[np.ndarray, "seeds 1+resamples"]) -> Interval:
+        """The mean over seeds, or that of a difference of two tables, with its interval."""
+        seeds = len(table)
+        rng = np.random.default_rng([_SEED, seeds])
+        drawn = rng.multinomial(seeds, np.full(seeds, 1 / seeds), self._resamples)
+        values = (drawn.T * table[:, 1:]).sum(axis=0) / seeds
+        tail = (1 - _LEVEL) / 2
+        low, high = np.nanquantile(values, (tail, 1 - tail)) if np.isfinite(values).any() else (np.nan, np.nan)
+        p = float(two_sided_p_value(values[:, None])[0])
+        return Interval(float(table[:, 0].mean()), float(low), float(high), p, tuple(table[:, 0].tolist()))
+
+    def _of_units(self, metric: Metric) -> Weights:
+        key = (metric.unit, metric.units)
+        if key not in self._units:
+            rng = np.random.default_rng([_SEED, metric.units])
+            even = np.full(metric.units, 1 / metric.units)
+            self._units[key] = rng.multinomial(metric.units, even, self._resamples).astype(np.float64)
+        return self._units[key]
