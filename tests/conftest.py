@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 # Eight host devices, so that meshes are real; set before anything imports jax.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -93,3 +95,48 @@ def tiny(tmp_path_factory):
     from tiny_runs import TinyRuns
 
     return TinyRuns(tmp_path_factory.mktemp("tiny"))
+
+
+def _start_compiling(changed: Mapping[str, Any]) -> None:
+    """Change JAX's configuration, and compile with it also what was compiled without."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    for name, value in changed.items():
+        jax.config.update(name, value)
+    jax.clear_caches()
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def compiled_programs(tmp_path_factory) -> pathlib.Path:
+    """A directory that all workers of one pytest run share."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compile(request) -> Iterator[None]:
+    """For files that are marked so: LLVM barely optimises what is compiled, and no test compiles it again.
+
+    JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment leaves LLVM as it is.
+    """
+    if request.node.get_closest_marker("quick_compile") is None:
+        yield
+        return
+    import jax
+
+    changed: dict[str, Any] = {
+        "jax_compilation_cache_dir": str(request.getfixturevalue("compiled_programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before: dict[str, Any] = {name: getattr(jax.config, name) for name in changed}
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+        changed["jax_disable_most_optimizations"], before["jax_disable_most_optimizations"] = True, False
+    _start_compiling(changed)
+    # JAX opens the cache with its first program, and then uses it whatever --compile_cache_dir a command is given.
+    jax.jit(lambda x: x + 1)(1)
+    yield
+    _start_compiling(before)

@@ -39,6 +39,8 @@ from cfprm_jax.run.data import refuse_without_redundancy
 from cfprm_jax.run.export import without_redundancy
 from cfprm_jax.training import step
 
+pytestmark = pytest.mark.quick_compile
+
 NAN = float("nan")
 NETWORK = PRMConfig(BackboneConfig(64, 16, 24, 2, 4, 2, 4, rope_theta=100.0, initializer_range=0.3), redundancy=True)
 

@@ -12,6 +12,8 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.models.parameters import walk
 from cfprm_jax.training import step
 
+pytestmark = pytest.mark.quick_compile
+
 # float32 sums in another order: 1e-7 times a few terms, and an update is at most the learning rate, 1e-2.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
