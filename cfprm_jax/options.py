@@ -62,7 +62,7 @@ class Options:
 
 
 def _checked(flag: str, value: Any, meta: Any) -> Any:
-    """The value of an option; a list comes out as a tuple."""
+    """The value of an option; a list becomes a tuple."""
     kind = meta["kind"]
     if kind == "list":
         if isinstance(value, str) or not isinstance(value, list | tuple):

@@ -68,7 +68,7 @@ def remove(folder: pathlib.Path, steps: Iterable[int]) -> None:
 
 
 def set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
-    """Rename a damaged checkpoint, so that nobody takes it for one; returns where it is now."""
+    """Rename a damaged checkpoint, so that it is not taken for a checkpoint; returns its new path."""
     names = (f"{step}.damaged" + (f".{number}" if number else "") for number in range(1000))
     free = next(folder / name for name in names if not (folder / name).exists())
     atomic.rename(folder / str(step), free)

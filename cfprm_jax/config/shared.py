@@ -65,7 +65,7 @@ def parse_granularity(text: str) -> Granularity:
 
 
 def decode_escapes(text: str) -> str:
-    r"""Backslash-n, -t, -r and -backslash as typed in a shell or a flag file become the characters they stand for."""
+    r"""Backslash-n, -t, -r and -backslash as typed in a shell or a flag file are decoded."""
     plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
     out, rest = [], iter(text)
     for character in rest:

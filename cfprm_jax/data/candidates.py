@@ -7,7 +7,7 @@ JSON lines, plain or gzip-compressed, one question a row:
 
 Steps that are given are used as they are; otherwise the text is to be split. "step_scores" (in [0, 1]) and
 "step_logits" have one entry a step, and are null where the scorer could not score the candidate. Everything else that a
-row holds is nobody's business here, and is kept by what writes rows again. Rows stream: one question is in memory.
+row holds is ignored here, and kept by commands that write the rows again. Rows stream: one question is in memory.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _LARGEST_RECORD = 4096
 def is_held_out(question: str, fraction: float) -> bool:
     """Whether a question belongs to the held-out share.
 
-    It goes by a hash of the question's normal form (:mod:`cfprm_jax.data.questions`), so that a question is on one side
-    in all its spellings.
+    It is selected by a hash of the question's normal form (:mod:`cfprm_jax.data.questions`), so that a question is on
+    one side in all its spellings.
     """
     return int.from_bytes(digests.raw(questions.normalise(question))[:8], "big") / 2**64 < fraction
 

@@ -13,7 +13,7 @@ With the rate p_t = s_t / n_t, p_0 the question's own:
                    that of the last step which has one (ReST-MCTS*, arXiv 2406.03816)
 
 The first error is the first step without a success (for hard: with less than --hard_threshold). What follows it is
-unlabelled, negative or labelled by its own counts, as --after_first_error has it. A step without rollouts, or whose
+unlabelled, negative or labelled by its own counts, according to --after_first_error. A step without rollouts, or whose
 rollouts all lack a verdict (n_t = 0), is unlabelled; for hard it is positive where a later step has a success, since a
 continuation of that one is a continuation of this one (--unrolled=null leaves it unlabelled).
 """

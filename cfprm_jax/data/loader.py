@@ -173,7 +173,7 @@ class Loader:
     def iterator(self, threads: int = _THREADS, read_ahead: int = _READ_AHEAD) -> grain.DatasetIterator[Batch]:
         """All batches in order, made ahead by threads. get_state() and set_state() hold the number of the next one.
 
-        Neither argument changes what comes out.
+        Neither argument changes the batches.
         """
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=read_ahead)
         return iter(grain.MapDataset.source(_Source(self)).to_iter_dataset(options))

@@ -93,7 +93,7 @@ class ServerEngine:
                     try:
                         found[place][one] = made = future.result()
                     except UserError as error:
-                        # What is under way may still complete a prompt; what is not is given up.
+                        # Requests in flight may still complete a prompt; the others are cancelled.
                         failed = failed or error
                         self._stopped.set()
                         for other in [waiting for waiting in running if waiting.cancel()]:

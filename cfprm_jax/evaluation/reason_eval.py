@@ -50,7 +50,7 @@ class ReasonEvalLine:
     Attributes:
       name: of the file, without its ending.
       kind: "invalid" or "redundant": what a wrong step is.
-      signal: "validity" or "redundancy": by what it is found.
+      signal: "validity" or "redundancy", the scores that it is measured on.
       cases: how many were given.
       scored: how many of them have scores, which the rest is of.
       step, solution: the measures of each.

@@ -1,1 +1,1 @@
-"""The paper's experiments: the grid of runs, the laboratory that they run in, and what comes out of them."""
+"""The paper's experiments: the grid of runs, their laboratory, and the reports."""

@@ -1,4 +1,4 @@
-r"""Characters of an answer that stand for LaTeX: √8 is \sqrt{8}, ½ is \frac{1}{2}, x² is x^{2}, – is a minus.
+r"""Characters of an answer with LaTeX equivalents: √8 is \sqrt{8}, ½ is \frac{1}{2}, x² is x^{2}, – is a minus.
 
 What Unicode calls compatible (full-width digits, mathematical alphabets, ligatures) becomes the plain character (NFKC).
 That comes after the characters above, whose place NFKC forgets: it makes x2 of x², and 52 of 5².
@@ -62,7 +62,7 @@ _SLASHES = re.compile("[\u2044\u2215\uff0f]")
 
 
 def plain(answer: str) -> str:
-    """The answer with LaTeX for the characters that stand for it, and plain letters, digits and spaces."""
+    """The answer with LaTeX for these characters, and plain letters, digits and spaces."""
     if answer.isascii():
         return answer
     answer = _INVISIBLE.sub("", answer)

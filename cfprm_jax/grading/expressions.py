@@ -45,7 +45,7 @@ def parse(text: str) -> Any:
     """The sympy expression that a text stands for.
 
     Raises:
-      ExpressionError: the grammar does not have it, or it is beyond a bound.
+      ExpressionError: it is not in the grammar, or exceeds a bound.
     """
     return _Parser(text).parsed()
 

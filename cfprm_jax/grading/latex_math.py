@@ -79,7 +79,7 @@ def _converted(text: str) -> Any:
 
 @functools.cache
 def _normalization() -> Any:
-    """What of LaTeX is only notation, as math-verify has it."""
+    """LaTeX that is only notation, according to math-verify."""
     import math_verify
 
     return math_verify.LatexExtractionConfig().normalization_config.__class__(

@@ -119,7 +119,7 @@ class _Worker:
             _, error = self._process.communicate()
             last = error.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
             raise UserError(f"--grader={arguments[0]}: its process does not start: {last[0]}")
-        # Nobody reads it any more, and a full pipe would stop the process.
+        # A full pipe would stop the process.
         threading.Thread(target=self._drain, daemon=True).start()
 
     def _drain(self) -> None:

@@ -40,7 +40,7 @@ class Format:
 
     Attributes:
       architecture: class in config.json, after the name of the family (families.Family.classes).
-      labels: what the logits of a token stand for. Two: (0, z), whose softmax is (1 - sigmoid(z), sigmoid(z)). One: z.
+      labels: meaning of the logits of a token. Two: (0, z), whose softmax is (1 - sigmoid(z), sigmoid(z)). One: z.
       layers: 1 for `score`, 2 for `score.0`, ReLU, `score.2`.
     """
 

@@ -53,7 +53,7 @@ def encode_prompts(
     encoding = EncodingConfig(max_length=context, system_prompt=system_prompt)
     items = [(q.question, (), None) for q in questions]
     encoded = Encoder(tokenizer, encoding, prompts_only=True).encode_many(items)
-    # A prompt over the context comes out empty.
+    # A prompt over the context length gives an empty candidate.
     long = [
         question.source
         for question, prompt in zip(questions, encoded, strict=True)

@@ -79,7 +79,7 @@ def score_rows(
       written: number of rows that were written before; they are not yielded, and every score of the others is
         the same to the bit.
 
-      shard: only its rows come out. Each question is scored by itself, so that its scores are the same to the bit
+      shard: only its rows are yielded. Each question is scored by itself, so that its scores are the same to the bit
         whatever the number of shares, one included.
 
     Raises:
@@ -102,7 +102,7 @@ def _groups(items: Iterable[SourcedRow], scorer: Scorer, written: int, shard: Sh
     """The groups of which something is still to be written."""
     waiting: list[_Waiting] = []
     first = solutions = characters = 0
-    before: str | None = None  # the question of the row before, whoever's it is
+    before: str | None = None  # the question of the previous row, of any share
 
     def ended() -> Iterator[_Group]:
         nonlocal waiting, first, solutions, characters

@@ -155,7 +155,7 @@ class _Cache:
         """Put a prompt's keys and values into rows; its last token is left for the first decode step."""
         self._counts.prefilled += self._prompt.prefill(prompt[:-1])
         self.fit(len(prompt), shrink=False)
-        # Few sizes, each compiled once; numbers beyond the last row go nowhere.
+        # Few sizes, each compiled once; numbers beyond the last row are dropped.
         count = 4
         while count < len(rows):
             count *= 4

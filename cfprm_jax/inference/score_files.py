@@ -139,7 +139,7 @@ def merge_scores(config: ScoreConfig) -> tuple[int, int] | None:
 
 
 def _merged(found: parts.Parts, files: Sequence[InputFile]) -> Iterator[dict[str, Any]]:
-    """The rows of all parts in the order of the input; the progress line goes by the input."""
+    """The rows of all parts in the order of the input; progress is measured in the input."""
     counts = ScoringCounts()
     progress = _Scoring(counts)
     given = ((question_of(row), source, row) for row, source in _read(files, progress, 0))

@@ -327,7 +327,7 @@ def _no_write(row: dict[str, Any]) -> None:
 
 
 def _other_policy(config: LabelConfig, model: str) -> str | None:
-    """Whether the solutions are of another policy than the rollouts, as far as the files beside them have it."""
+    """Whether the solutions are of another policy than the rollouts, according to the files beside them."""
     for file in expand(config.input):
         beside = file.path.with_name(f"{file.path.name}.config.json")
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -82,7 +82,7 @@ def evaluate(
 
     Raises:
       UserError: a question has fewer candidates than the largest n, a candidate was never scored, the grader has
-        nothing to go by, or the two systems have different questions.
+        no reference answer, or the two systems have different questions.
     """
     collector, steps = page.PageCollector(config.report_questions), diagnostics.Collector()
     with Grader(config.grader, config.grade_seconds, config.grade_processes or _processors()) as grader:

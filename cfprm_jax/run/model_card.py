@@ -105,7 +105,7 @@ def _metrics(path: pathlib.Path, last: int) -> Iterator[dict[str, Any]]:
 
 
 def hub_name(backbone: str, raw: Mapping[str, Any]) -> str:
-    """ORGANISATION/NAME of a backbone on the Hugging Face hub if its directory or config.json has it, else "".
+    """ORGANISATION/NAME of a backbone on the Hugging Face hub if its directory or config.json names it, else "".
 
     Args:
       backbone: the directory that training started from.
@@ -142,7 +142,7 @@ class ExportedPRM:
 
 
 def render(export: ExportedPRM, training: Training, base_model: str = "") -> str:
-    """The text of README.md, with YAML front matter for the hub; the licence is left for whoever publishes.
+    """The text of README.md, with YAML front matter for the hub; the publisher adds the licence.
 
     Args:
       base_model: of hub_name; "" leaves it out.
@@ -154,7 +154,7 @@ def render(export: ExportedPRM, training: Training, base_model: str = "") -> str
         *([f"base_model: {base_model}"] if base_model else []),
         f"library_name: {library}",
         f"pipeline_tag: {pipeline}",
-        "# license: to be chosen by whoever publishes this model; that of the backbone and of the data binds",
+        "# license: the publisher of this model chooses it; the licences of the backbone and the data apply",
         "tags:",
         *(f"- {tag}" for tag in tags),
         "---",

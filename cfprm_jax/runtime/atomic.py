@@ -127,7 +127,7 @@ def updated_directory(path: Path) -> Iterator[pathlib.Path]:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a synced file or directory its name, in place of what has it, so that it survives a crash."""
+    """Give a synced file or directory its name, replacing a file of that name, so that it survives a crash."""
     os.replace(source, target)  # noqa: PTH105 -- pathlib's replace is the same; this names the atomicity
     sync_directory(pathlib.Path(target).parent)
 

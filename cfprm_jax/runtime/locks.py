@@ -14,7 +14,7 @@ from typing import IO, Any
 
 
 def acquire(file: IO[Any], wait: bool = False) -> bool:
-    """Lock an open file until it is closed; False if another process has it and wait is False."""
+    """Lock an open file until it is closed; False if another process holds it and wait is False."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -43,7 +43,7 @@ def opened(path: str | pathlib.Path, mode: str = "ab", wait: bool = False) -> It
 
 @contextlib.contextmanager
 def held(path: str | pathlib.Path, wait: bool = False, remove: bool = False) -> Iterator[bool]:
-    """Hold the lock that is a file of its own, which is made; yields False if another process has it.
+    """Hold the lock that is a file of its own, which is made; yields False if another process holds it.
 
     Args:
       wait: until the other process lets go of it.

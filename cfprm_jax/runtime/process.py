@@ -64,7 +64,7 @@ def write_line(line: str) -> None:
     """Write a line to standard error from a signal's handler or another thread, past Python's buffers."""
     try:  # noqa: SIM105 -- contextlib is not imported for it
         os.write(_STANDARD_ERROR, f"{line}\n".encode(errors="backslashreplace"))
-    except OSError:  # nobody is there to read it
+    except OSError:  # the reader is gone
         pass
 
 

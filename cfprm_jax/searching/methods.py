@@ -1,7 +1,7 @@
 """Best-of-N, greedy search, beam search and diverse verifier tree search, as pure control over a policy and a reward.
 
 The semantics are those of search-and-learn (huggingface/search-and-learn), with its known faults mended: tokens are
-counted, candidates come out sorted by score, and too few of them are not filled up with copies. Scores are read every
+counted, candidates are sorted by score, and fewer than n are not filled up with copies. Scores are read every
 `granularity` steps (VG-Search, 2505.11730): between two checks each kept solution takes granularity - 1 steps alone,
 then branches for one more, after which all are scored and the best are kept. Granularity 1 is plain beam search.
 """
@@ -97,11 +97,11 @@ class SearchOptions:
     """How to search.
 
     Attributes:
-      n: solutions that are under way at one time, and most that come out.
+      n: number of solutions searched in parallel, and the maximum number of results.
       width: continuations of each kept solution; n / width are kept. Greedy search keeps one of n.
       granularity: steps between checks.
       max_steps: steps after which solutions run to their end.
-      lookahead: greedy steps that are taken ahead of a check, scored, and thrown away.
+      lookahead: greedy steps ahead of an evaluation, which are scored and discarded.
       aggregation: of step scores: "last", "min", "product" or "mean".
       keep_duplicates: whether solutions of equal text may be kept together.
     """
@@ -150,7 +150,7 @@ class Cost:
 
 
 def aggregate(logits: Logits, aggregation: str) -> float:
-    """What a solution ranks by; -inf without scores. min and last go by logits, which do not saturate."""
+    """The rank of a solution; -inf without scores. min and last use logits, which do not saturate."""
     if logits is None or not len(logits):
         return -math.inf
     z = np.asarray(logits, np.float64)

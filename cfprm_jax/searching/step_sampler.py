@@ -1,7 +1,7 @@
 """A language model that takes one step at a time in several rows, whose caches are branched and pruned with them.
 
 A step ends with the first token that completes the separator, which stays in the sequence. Rows decode STRIDE tokens
-at a time (:mod:`cfprm_jax.inference.decoder`); what a row decodes beyond the end of its step is thrown away, and the
+at a time (:mod:`cfprm_jax.inference.decoder`); what a row decodes beyond the end of its step is discarded, and the
 next chunk begins at the row's last multiple of STRIDE, with the tokens that are known put in. So a row never prefills
 what it or its parent has computed, but for less than STRIDE tokens a step.
 
@@ -232,7 +232,7 @@ def _decode_chunk(
     names: Any,
     numbers: Float[Array, " settings"],
 ) -> tuple[KeysValues, Int[Array, "rows chunk"]]:
-    """The cache with the chunk's inputs, and the token chosen after each; after a known one that is thrown away."""
+    """The cache with the chunk's inputs, and the token chosen after each; after a known one it is discarded."""
     rows = known.shape[0]
     key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(seed), names[0]), names[1])
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows))

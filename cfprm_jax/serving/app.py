@@ -36,7 +36,7 @@ from cfprm_jax.serving.worker import Worker
 _OPEN = ("/health",)
 """Routes without a token: those that an orchestrator probes."""
 
-# A client that has left gets this status, which nobody reads but the metrics.
+# Status of clients that have disconnected, for the metrics.
 _LEFT = 499
 
 

@@ -68,7 +68,7 @@ class JobQueue:
         self._closed = False
 
     def put(self, sequences: Sequence[Tokens]) -> Job:
-        """Add a job; whoever does not need it any more cancels its future.
+        """Add a job; cancelling its future removes it.
 
         Raises:
           RuntimeError: the queue is closed.

@@ -31,7 +31,7 @@ from cfprm_jax.training.optimizer import Optimizer, Schedule
 Forward = Callable[..., Float[Array, "rows length"]]
 """(params, tokens, positions, subtree_end) -> the output at every token: z, or in a last axis (z, redundancy).
 
-With hidden=..., the trunk's output for batches that have it."""
+With hidden=..., the trunk's output, for batches that contain it."""
 
 Join = Callable[[Any, Any], Any]
 """(frozen, trainable) -> the parameters of a Forward: :meth:`cfprm_jax.models.partition.Partition.join`."""

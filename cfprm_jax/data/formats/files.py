@@ -138,7 +138,7 @@ def _shown(name: str) -> str:
 
 
 def rows(file: InputFile) -> Iterator[Row]:
-    """The rows of one file. A line that is no JSON object comes out with a reason in place of its data.
+    """The rows of one file. A line that is not a JSON object is yielded with a reason in place of its data.
 
     Raises:
       UserError: the file cannot be opened, is empty, or is damaged in such a way that no row after the damage can be

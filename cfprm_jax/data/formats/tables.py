@@ -108,7 +108,7 @@ def _values(array: Any, where: str) -> list[Any]:
 
 
 def _plain_type(kind: Any) -> bool:
-    """Whether every value of a type is as JSON has it."""
+    """Whether every value of a type is a JSON value."""
     import pyarrow
 
     types = pyarrow.types
@@ -127,7 +127,7 @@ def _plain_type(kind: Any) -> bool:
 
 
 def _json(value: Any) -> Any:
-    """A value as JSON has it. TypeError where it has none."""
+    """The JSON value of a value. TypeError where there is none."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, dict):

@@ -30,7 +30,8 @@ def recognise(directory: pathlib.Path, encoding: str, raw: dict[str, Any]) -> Re
     """The encoding of a PRM.
 
     Args:
-      encoding: one of ENCODINGS; "auto" goes by the directory's files, any other is taken unless prm.json is there.
+      encoding: one of ENCODINGS; "auto" detects it from the files of the directory; any other is used unless there is
+        a prm.json.
       raw: its config.json.
 
     Raises:

@@ -20,7 +20,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.inference.encodings.base import StepEncoder, Tokenised
 
 GOOD, BAD = "+", "-"
-# Stand for turns while the chat template is taken apart; letters and digits only, so that none is trimmed.
+# Placeholders of turns while the chat template is split; letters and digits only, so that none is trimmed.
 _TURNS = tuple(f"TURN{number}x7f3b61d2" for number in range(6))
 
 _Piece = int | tuple[str, int | None]
