@@ -14,6 +14,7 @@ from cfprm_jax import bon, experiment, flags, score, train
 from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.options import BonConfig
+from cfprm_jax.experiments import options, run
 from cfprm_jax.synthetic import judge
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -40,7 +41,7 @@ def configure(directory, *more):
     # Cells that run again, here and as runs of train, have the same programs.
     caches = [f"--data_cache_dir={directory / 'data'}", f"--compile_cache_dir={directory / 'compiled'}"]
     return flags.parse(
-        experiment.ExperimentConfig, ["experiment", *GRID, f"--output_dir={directory / 'out'}", *caches, *more]
+        options.ExperimentConfig, ["experiment", *GRID, f"--output_dir={directory / 'out'}", *caches, *more]
     )
 
 
@@ -131,7 +132,7 @@ def test_it_resumes_and_cells_come_out_the_same_to_the_bit(done, capsys):
 
 
 def test_other_options_make_other_cells(done):
-    grid, materials = experiment.plan(configure(done))
+    grid, materials = run.plan(configure(done))
     from cfprm_jax.experiments.runner import Runner
     from cfprm_jax.runtime import devices
     from cfprm_jax.sharding import rules
@@ -195,7 +196,7 @@ def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
 )
 def test_options_that_do_not_go_together(tmp_path, more, message):
     with pytest.raises(UserError, match=message):
-        experiment.plan(configure(tmp_path, *more))
+        run.plan(configure(tmp_path, *more))
 
 
 def test_a_laboratory_is_not_mixed_up(done):
@@ -206,19 +207,19 @@ def test_a_laboratory_is_not_mixed_up(done):
 def test_the_flag_files_are_whole_experiments(monkeypatch):
     monkeypatch.chdir("/")  # a flag file means the same from anywhere
     lab = ROOT / "configs" / "lab" / "paper.flags"
-    grid, materials = experiment.plan(flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={lab}"]))
+    grid, materials = run.plan(flags.parse(options.ExperimentConfig, ["experiment", f"--flagfile={lab}"]))
     assert len(grid) == 245 and sorted({cell.seed for cell in grid}) == [100, 101, 102, 103, 104]
     assert materials.sizes == (8, 16, 32, 64) and materials.laboratory is not None
     small = ROOT / "configs" / "lab" / "small.flags"
-    grid, _ = experiment.plan(flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={small}"]))
+    grid, _ = run.plan(flags.parse(options.ExperimentConfig, ["experiment", f"--flagfile={small}"]))
     assert len(grid) == 12
     once = ROOT / "configs" / "lab" / "label_once.flags"
-    grid, materials = experiment.plan(flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={once}"]))
+    grid, materials = run.plan(flags.parse(options.ExperimentConfig, ["experiment", f"--flagfile={once}"]))
     assert materials.laboratory is not None and materials.laboratory.corpus == "paths"
     assert {cell.what.label_weight for cell in grid} == {"trajectory", "node"}
     real = ROOT / "configs" / "real" / "phase1.flags"
     given = ["--model=m", "--train_data=t.jsonl", "--tests=MATH500=c.jsonl.gz", "--output_dir=o"]
-    config = flags.parse(experiment.ExperimentConfig, ["experiment", f"--flagfile={real}", *given])
-    grid, materials = experiment.plan(config)
+    config = flags.parse(options.ExperimentConfig, ["experiment", f"--flagfile={real}", *given])
+    grid, materials = run.plan(config)
     assert len(grid) == 17 and materials.laboratory is None and materials.sizes == (8, 16, 32)
     assert materials.tests == {"MATH500": pathlib.Path("c.jsonl.gz")}

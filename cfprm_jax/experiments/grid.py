@@ -187,6 +187,23 @@ def label_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]
     ]
 
 
+def search_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """The reward models that search is compared with: plain and C=2, of as many steps, seed by seed.
+
+    Raises:
+      UserError: a name that is none, or one twice.
+    """
+    check_names("--rows", rows, tuple(LOSSES))
+    check_names("--seeds", [str(seed) for seed in seeds], None)
+    return [
+        Cell(level, row, name, seed)
+        for seed in seeds
+        for level in levels
+        for row in rows
+        for name in ("plain_once", "c2_once")
+    ]
+
+
 def check_names(flag: str, names: Sequence[str], known: Sequence[str] | None) -> None:
     """UserError for a name that is not known, or is there twice."""
     for name in names:

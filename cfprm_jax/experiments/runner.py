@@ -84,9 +84,13 @@ class Runner:
 
     def run(self, grid: Sequence[Cell]) -> list[CellResult]:
         """The results of all cells, in the order of the grid, those that are there already among them."""
+        self.prepare(grid)
+        return run_cells(grid, self.cell_directory, self._load, self._run, line=_line, log=self._log)
+
+    def prepare(self, grid: Sequence[Cell]) -> None:
+        """Make the laboratory's data of all cells."""
         for level in dict.fromkeys(cell.level for cell in grid):
             self._prepare(level, sorted({cell.seed for cell in grid if cell.level == level}))
-        return run_cells(grid, self._directory, self._load, self._run, line=_line, log=self._log)
 
     def tests(self, level: str) -> list[TestSet]:
         """The test sets of a level."""
@@ -150,6 +154,10 @@ class Runner:
                 root, level, seeds, config=made, encoding=self._materials.base.encoding, mesh=self._mesh, log=self._log
             )
 
+    def policy(self, level: str) -> pathlib.Path:
+        """The laboratory's policy at a level."""
+        return self._levels[level].model.with_name("policy")
+
     def _model(self, level: str) -> pathlib.Path:
         return self._levels[level].model if self._levels else pathlib.Path(self._materials.base.model.model)
 
@@ -176,16 +184,18 @@ class Runner:
         elif kind == rolled.CONSENSUS:
             rolled.keep_consensus(self._derived(path, rolled.ROLLED, cell), own, cell.seed)
         else:
-            policy, encoding = self._levels[cell.level].model.with_name("policy"), self._materials.base.encoding
-            complete = rolled.sampled(policy, encoding, cell.seed, self._mesh)
+            encoding = self._materials.base.encoding
+            complete = rolled.sampled(self.policy(cell.level), encoding, cell.seed, self._mesh)
             rolled.write(path, own, complete, made.rollouts, encoding.separator)
             self._log(f"rollouts    redundancy {cell.level}, seed {cell.seed}: {rolled.describe(own)}")
         return own
 
-    def _directory(self, cell: Cell) -> pathlib.Path:
+    def cell_directory(self, cell: Cell) -> pathlib.Path:
+        """Of its result."""
         return self._materials.directory / "cells" / cell.name
 
-    def _fingerprint(self, cell: Cell) -> str:
+    def fingerprint(self, cell: Cell) -> str:
+        """A hash of its options and of the content of its files."""
         options = config_files.as_dict(self._materials.base)
         for name in (
             "output_dir",
@@ -219,19 +229,19 @@ class Runner:
         return self._digests[path]
 
     def _load(self, cell: Cell) -> CellResult | None:
-        path = self._directory(cell) / "result.npz"
+        path = self.cell_directory(cell) / "result.npz"
         if not path.exists():
             return None
         with np.load(path) as stored:
             summary = json.loads(str(stored["summary"]))
             right = {name: stored[name] for name in stored.files if name != "summary"}
-        return CellResult(cell, summary, right) if summary["fingerprint"] == self._fingerprint(cell) else None
+        return CellResult(cell, summary, right) if summary["fingerprint"] == self.fingerprint(cell) else None
 
     def _run(self, cell: Cell) -> tuple[CellResult, float]:
         started = time.monotonic()
-        config, directory = self.train_config(cell), self._directory(cell)
+        config, directory = self.train_config(cell), self.cell_directory(cell)
         outcome = self._bench.run(config, self.tests(cell.level), self._materials.sizes)
-        summary = _summary(outcome, self._fingerprint(cell), self._materials.sizes)
+        summary = _summary(outcome, self.fingerprint(cell), self._materials.sizes)
         seconds = time.monotonic() - started
         atomic.write_text(directory / "train.flags", config_files.flag_file(config))
         atomic.write_text(directory / "seconds.txt", f"{seconds:.2f}\n")

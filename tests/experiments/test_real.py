@@ -15,7 +15,7 @@ from cfprm_jax import experiment, flags, process_bench, score, train
 from cfprm_jax.config import DeviceConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import LabelledSolution, accuracies
-from cfprm_jax.experiments import real_metrics
+from cfprm_jax.experiments import options, real_metrics
 from cfprm_jax.experiments.cell import first_n
 from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.real import real_cells
@@ -66,7 +66,7 @@ def arguments(directory, *more: str) -> list[str]:
 
 
 def run(directory, *more: str) -> int:
-    return experiment.main(flags.parse(experiment.ExperimentConfig, arguments(directory, *more)))
+    return experiment.main(flags.parse(options.ExperimentConfig, arguments(directory, *more)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,9 +137,9 @@ def test_a_cell_is_score_and_process_bench(done):
 
 
 def test_as_many_tokens_and_steps(done):
-    config = flags.parse(experiment.ExperimentConfig, arguments(done, "--train_tokens_per_seed=600"))
+    config = flags.parse(options.ExperimentConfig, arguments(done, "--train_tokens_per_seed=600"))
     mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
-    runner = RealRunner(done / "drawn", experiment.base_options(config), config.real, SIZES, mesh, log=lambda _: None)
+    runner = RealRunner(done / "drawn", options.base_options(config), config.real, SIZES, mesh, log=lambda _: None)
     loaders, tokens = {}, {}
     for treatment in ("expanded", "each_once", "c2", "plain_matched"):
         given = runner.train_config(Cell("real", "bce", treatment, 5))

@@ -1,0 +1,133 @@
+"""All options of `experiment`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from cfprm_jax.config import (
+    DeviceConfig,
+    EncodingConfig,
+    EvalConfig,
+    FrozenConfig,
+    GranularityConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PackingConfig,
+    ReadConfig,
+    RunConfig,
+)
+from cfprm_jax.experiments.cell import SUBSETS
+from cfprm_jax.experiments.frontier import FrontierConfig
+from cfprm_jax.experiments.grid import CHOICES, LOSSES, PAPER_ROWS, ROWS
+from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
+from cfprm_jax.experiments.real import RealConfig
+from cfprm_jax.experiments.runner import LABORATORY
+from cfprm_jax.experiments.search_runner import SearchGridConfig
+from cfprm_jax.options import Options, option
+from cfprm_jax.run.options import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig(Options):
+    """Run the paper's experiments: a grid of losses, treatments and seeds, each trained, scored and evaluated.
+
+    python -m cfprm_jax.experiment --flagfile=configs/lab/paper.flags
+
+    Writes a directory per cell, and table2.md, table2.tex, controls.md, figure.png, findings.md and results.json (with
+    --grid=frontier: frontier.md, frontier.png and frontier.json; with oracle, labels or search: files of that name;
+    with real: real.md, real.png and results.json) into --output_dir. The same command resumes an interrupted
+    experiment: finished cells are kept. Several processes may share one --output_dir.
+    """
+
+    MAIN_FLAGS: ClassVar = (
+        *("output_dir", "train_data", "tests", "rows", "treatments"),
+        *("levels", "grid", "seeds", "n", "model"),
+    )
+
+    output_dir: str = option("", "Directory of the experiment.")
+    train_data: tuple[str, ...] = option(
+        (LABORATORY,), "Training corpora; laboratory generates synthetic data.", kind="list"
+    )
+    tests: tuple[str, ...] = option(
+        (),
+        'Test sets for --train_data other than laboratory: NAME=FILE, candidates with "correct".',
+        kind="list",
+    )
+    rows: tuple[str, ...] = option(PAPER_ROWS, "Rows of the table.", choices=tuple(ROWS), kind="list")
+    treatments: tuple[str, ...] = option(
+        ("plain", "plain_matched", "c2", "c3", "c4", "shuffled", "fine_to_coarse"),
+        "Training treatments of each row.",
+        choices=CHOICES,
+        kind="list",
+    )
+    levels: tuple[str, ...] = option(
+        ("some", "none", "much"),
+        "Levels of redundancy of the laboratory's solutions. The first has all treatments.",
+        choices=tuple(LEVELS),
+        kind="list",
+    )
+    other_level_treatments: tuple[str, ...] = option(
+        ("plain", "plain_matched", "c2"), "Treatments at the other levels.", choices=CHOICES, kind="list"
+    )
+    grouping_rows: tuple[str, ...] = option(
+        ("bce", "q_ranking"),
+        "Rows that compare --packing=tree, which keeps records together, with --packing.",
+        choices=tuple(LOSSES),
+        kind="list",
+    )
+    grid: str = option(
+        "table",
+        "Grid of cells. table: --rows by --treatments, as the paper's table. frontier: --rows by the frontier flags, "
+        "for accuracy against computed tokens. oracle: --rows by windows that merge the laboratory's "
+        "redundant steps, or others. labels: --rows by kinds of labels from the same rollouts. search: search methods "
+        "against Best-of-N at equal cost. real: --rows by --real_treatments, with frozen layers computed once.",
+        choices=("table", "frontier", "oracle", "labels", "search", "real"),
+    )
+    frontier: FrontierConfig = dataclasses.field(default_factory=FrontierConfig)
+    search: SearchGridConfig = dataclasses.field(default_factory=SearchGridConfig)
+    real: RealConfig = dataclasses.field(default_factory=RealConfig)
+    seeds: tuple[str, ...] = option(
+        ("0", "1", "2", "3", "4"), "Random seeds of the data order, the reward head and the laboratory's data."
+    )
+    n: tuple[str, ...] = option(("8", "16", "32", "64"), "Values of n of Best-of-N.", kind="list")
+    subsets: str = option(
+        "all", "Candidates of Best-of-N: the mean over all subsets of n, or the first n, as bon.", choices=SUBSETS
+    )
+    margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0, upper=1000.0)
+    epochs_per_granularity: int = option(1, "Epochs over the data at each granularity.", lower=1, upper=1000)
+    window_tail: str = option(
+        "keep", "Whether to keep a last window that is shorter than the others.", choices=("keep", "drop")
+    )
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    frozen: FrozenConfig = dataclasses.field(default_factory=FrozenConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
+    encoding: EncodingConfig = dataclasses.field(default_factory=EncodingConfig)
+    read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
+    laboratory: LaboratoryConfig = dataclasses.field(default_factory=LaboratoryConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    data_cache_dir: str = option(
+        "auto", "Directory of cached tokenised corpora; auto is in the user's cache directory."
+    )
+
+
+def base_options(config: ExperimentConfig) -> TrainConfig:
+    """Training options that all cells share."""
+    return TrainConfig(
+        train_data=config.train_data,
+        model=config.model,
+        frozen=config.frozen,
+        granularity=GranularityConfig(
+            epochs_per_granularity=config.epochs_per_granularity, window_tail=config.window_tail
+        ),
+        loss=LossConfig(margin=config.margin),
+        optimizer=config.optimizer,
+        packing=config.packing,
+        encoding=config.encoding,
+        read=config.read,
+        eval=EvalConfig(eval_fraction=0.0),
+        device=config.device,
+        run=RunConfig(data_cache_dir=config.data_cache_dir, checkpoint_every=10**6),
+    )
