@@ -148,7 +148,7 @@ def test_other_options_make_other_cells(done):
             each._prepare(level, [0, 1])
     assert all(runner._load(cell) is not None for cell in grid)
     assert all(other._load(cell) is None for cell in grid)
-    assert len({runner._fingerprint(cell) for cell in grid}) == len(grid)
+    assert len({runner.fingerprint(cell) for cell in grid}) == len(grid)
 
 
 @pytest.mark.parametrize("name", ["some/q_ranking.c2.0", "some/bce.plain_matched.1", "none/q_ranking.c2.1"])

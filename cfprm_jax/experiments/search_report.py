@@ -131,8 +131,8 @@ def table(found: Sequence[SettingOutcome], seeds: int) -> str:
             "",
             f"Accuracy of the first solution in %, {seeds} seed{'' if seeds == 1 else 's'}, with 95 % intervals; "
             "tokens that each network processes for a question. n is the number of solutions in parallel, g the steps "
-            "between two evaluations of the reward model. The last column compares with Best-of-N for as many tokens of both "
-            "networks, interpolated between its n; it is empty beyond their costs.",
+            "between two evaluations of the reward model. The last column compares with Best-of-N for as many tokens "
+            "of both networks, interpolated between its n; it is empty beyond their costs.",
             "",
             table2.padded(grid),
         ]
