@@ -204,8 +204,8 @@ def _use(export: ExportedPRM) -> Iterator[str]:
         else:
             yield "    scores = model(tokens).logits.float().softmax(-1)[..., 1][tokens == marker].tolist()"
         yield "```\n"
-    else:
-        yield from _serve(name, format, dtype, export.marker_id)
+    if format != "peft_adapter":
+        yield from _serve(export)
     if format != "peft_adapter":
         yield "With cfprm_jax, `" + f'cfprm_jax.load("{name}").score(question, steps)' + "` gives the same scores.\n"
 
@@ -229,29 +229,43 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _serve(name: str, format: str, dtype: str, marker_id: int) -> Iterator[str]:
+def _serve(export: ExportedPRM) -> Iterator[str]:
+    name, format = export.name, export.format
     # vLLM's automatic choice would compute float32 weights in half precision.
-    precision = " --dtype float32" if dtype == "float32" else ""
+    precision = " --dtype float32" if export.dtype == "float32" else ""
+    pooler = json.dumps({"pooling_type": "STEP", "step_tag_id": export.marker_id})
+    logits = False
     if format == "process_reward_model":
-        pooler = json.dumps({"pooling_type": "STEP", "step_tag_id": marker_id})
         note = "With vLLM (0.11.2 or newer), whose step pooling returns the two probabilities of each marker:"
-        scores = "scores = [correct for incorrect, correct in answer]"
-    else:
-        pooler = json.dumps({"pooling_type": "ALL"})
+        scores = ["scores = [correct for incorrect, correct in answer]"]
+    elif format == "reward_model":
+        pooler, logits = json.dumps({"pooling_type": "ALL"}), True
         note = "With vLLM (0.11.2 or newer), which returns one number a token:"
-        scores = "scores = [1 / (1 + math.exp(-z)) for token, (z,) in zip(ids, answer) if token == marker]"
+        scores = ["scores = [1 / (1 + math.exp(-z)) for token, (z,) in zip(ids, answer) if token == marker]"]
+    else:
+        what, scores = "probabilities", ["scores = [correct for incorrect, correct in answer]"]
+        if export.redundancy:
+            what, logits = "logits", True
+            scores = ["scores = [1 / (1 + math.exp(incorrect - correct)) for incorrect, correct, _ in answer]"]
+            scores.append("redundancy = [1 / (1 + math.exp(-redundant)) for _, _, redundant in answer]")
+        note = (
+            f"With vLLM, whose step pooling returns the {what} of each marker; for this class from 0.32.0 on. Older "
+            "releases ignore the setting and return those of every token, of which the code selects the markers:"
+        )
+        select = "    answer = [labels for token, labels in zip(ids, answer) if token == marker]"
+        scores = ["if len(answer) == len(ids):", select, *scores]
     yield f"{note}\n"
     yield "```bash"
     yield f"vllm serve {name} --runner pooling{precision} --pooler-config '{pooler}'"
     yield "```\n"
     yield "```python"
-    yield from ["import math\n"] if format == "reward_model" else []
+    yield from ["import math\n"] if logits else []
     yield "import requests\n"
-    raw = ', "use_activation": False' if format == "reward_model" else ""
+    raw = ', "use_activation": False' if logits else ""
     yield f'request = {{"model": "{name}", "task": "token_classify", "input": ids{raw}}}'
     yield 'reply = requests.post("http://localhost:8000/pooling", json=request)'
     yield 'answer = reply.json()["data"][0]["data"]'
-    yield scores
+    yield from scores
     yield "```\n"
 
 

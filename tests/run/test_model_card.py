@@ -174,8 +174,11 @@ def small(world):
     return config, init_params(config, jax.random.key(0)), load_tokenizer(world.model), encoding
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_code_of_the_card_runs(format, small, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("format", "pooled"), [*((format, True) for format in FORMATS), ("token_classification", False)]
+)
+def test_the_code_of_the_card_runs(format, pooled, small, tmp_path, monkeypatch):
+    """pooled: whether vLLM applies step pooling to the class."""
     config, params, tokenizer, encoding = small
     marker = marker_id(tokenizer, encoding.marker)
     card = model_card.render(exported(format, encoding, marker), model_card.Training(1))
@@ -184,7 +187,7 @@ def test_the_code_of_the_card_runs(format, small, tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     text = (tmp_path / "prm" / "README.md").read_text()
-    first, second = blocks(text, "python")
+    first, *second, served = blocks(text, "python")
     space = {}
     exec(first, space)
     encoded = Encoder(tokenizer, encoding).encode(QUESTION, STEPS)
@@ -192,9 +195,8 @@ def test_the_code_of_the_card_runs(format, small, tmp_path, monkeypatch):
     expected = cfprm_jax.load(tmp_path / "prm").score(QUESTION, STEPS)
     if format == "token_classification":
         pytest.importorskip("torch")
-        exec(second, space)
+        exec(second[0], space)
         np.testing.assert_allclose(space["scores"], expected, atol=1e-5)
-        return
     (command,) = blocks(text, "bash")
     vllm, serve, directory, *options = shlex.split(command)
     assert [vllm, serve, directory, *options[:4]] == [
@@ -208,9 +210,13 @@ def test_the_code_of_the_card_runs(format, small, tmp_path, monkeypatch):
     ]
     pooler = json.loads(options[5])
     z = np.log(expected) - np.log1p(-np.asarray(expected))
-    if format == "process_reward_model":
+    if format != "reward_model":
         assert pooler == {"pooling_type": "STEP", "step_tag_id": marker}
         answer = [[1 - score, score] for score in expected]
+        if not pooled:
+            answer = [[0.5, 0.5] for _ in space["ids"]]
+            for position, score in zip(encoded.step_positions, expected, strict=True):
+                answer[position] = [1 - score, score]
     else:
         assert pooler == {"pooling_type": "ALL"}
         answer = [[9.0] for _ in space["ids"]]
@@ -231,5 +237,5 @@ def test_the_code_of_the_card_runs(format, small, tmp_path, monkeypatch):
             return {"data": [{"data": answer}]}
 
     monkeypatch.setitem(sys.modules, "requests", Requests)
-    exec(second, space)
+    exec(served, space)
     np.testing.assert_allclose(space["scores"], expected, rtol=1e-5)
