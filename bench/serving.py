@@ -3,8 +3,7 @@
     python bench/serving.py --model=DIRECTORY --seconds=120 --clients=64 --output=serving.json
 
 The server is a process of its own. Each client requests step scores of random solutions, step by step as a search does,
-and compares them with those that the server gave before, when it was quiet. With --other=URL the same /pooling requests
-then go to another server, such as `vllm serve`, in turns, and the answers are compared.
+and compares them with those that the server gave before, when it was quiet. serving_vllm.py compares it with vLLM.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.parse
 from typing import Any
 
 import common
@@ -31,14 +29,19 @@ TOLERANCE = 1e-5
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven"]
 
 
-def problems(count: int, steps: int) -> list[tuple[str, list[str]]]:
+def problems(count: int, steps: int, seed: int = 0) -> list[tuple[str, list[str]]]:
     """Questions with a solution each, of random arithmetic."""
-    generator = random.Random(0)
+    generator = random.Random(seed)
 
     def line() -> str:
         return "+".join(generator.choice(_WORDS) for _ in range(generator.randint(3, 9)))
 
     return [(f"start={line()}", [f"{line()}={generator.choice(_WORDS)}" for _ in range(steps)]) for _ in range(count)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def ask(address: tuple[str, int], path: str, body: Any) -> Any:
@@ -104,33 +107,6 @@ class Load:
                 self.wrong += len(scores) != kept or any(abs(a - b) > TOLERANCE for a, b in same)
 
 
-def against(address: tuple[str, int], other: str, model: str, inputs: list[list[int]], rounds: int) -> dict[str, Any]:
-    """The same /pooling requests to both servers in turns: seconds of each, and the largest difference."""
-    url = urllib.parse.urlsplit(other)
-    there = (url.hostname or "127.0.0.1", url.port or 80)
-    answers: dict[str, list[Any]] = {}
-
-    def side(name: str, where: tuple[str, int], body: dict[str, Any]) -> float:
-        started = time.monotonic()
-        answers[name] = [ask(where, "/pooling", {**body, "input": ids})["data"][0]["data"] for ids in inputs]
-        return time.monotonic() - started
-
-    seconds = common.take_turns(
-        {
-            "serve": lambda: side("serve", address, {"model": "bench"}),
-            "other": lambda: side("other", there, {"model": model, "task": "token_classify"}),
-        },
-        rounds,
-    )
-    differences = [
-        abs(a - b)
-        for one, two in zip(answers["serve"], answers["other"], strict=True)
-        for pair_one, pair_two in zip(one, two, strict=True)
-        for a, b in zip(pair_one, pair_two, strict=True)
-    ]
-    return {"seconds": seconds, "largest_difference": max(differences)}
-
-
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -141,12 +117,9 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--cache", type=int, default=16384)
-    parser.add_argument("--other", default="", help="URL of another server")
-    parser.add_argument("--other_model", default="")
     parser.add_argument("--output", default="")
     options = parser.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "cfprm_jax.serve", f"--model={options.model}", f"--port={port}", "--dtype=float32"]
     command += ["--served_model_name=bench", f"--prefix_cache_tokens={options.cache}", "--max_queue=1024"]
     server = subprocess.Popen(command)
@@ -184,13 +157,6 @@ def main() -> None:
             "wrong": load.wrong,
             "memory_mb": [round(size / 1e6, 1) for size in memory],
         }
-        if options.other:
-            import transformers
-
-            tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-            texts = [q + "".join(f"{step}<extra_0>" for step in steps) for q, steps in given[:50]]
-            inputs = [tokenizer(text).input_ids for text in texts]
-            figures["other"] = against(address, options.other, options.other_model, inputs, 3)
     finally:
         server.send_signal(signal.SIGTERM)
         status = server.wait(120)

@@ -249,7 +249,7 @@ def _serve(export: ExportedPRM) -> Iterator[str]:
             scores = ["scores = [1 / (1 + math.exp(incorrect - correct)) for incorrect, correct, _ in answer]"]
             scores.append("redundancy = [1 / (1 + math.exp(-redundant)) for _, _, redundant in answer]")
         note = (
-            f"With vLLM, whose step pooling returns the {what} of each marker; for this class from 0.32.0 on. Older "
+            f"With vLLM, whose step pooling returns the {what} of each marker; for this class from 0.30.0 on. Older "
             "releases ignore the setting and return those of every token, of which the code selects the markers:"
         )
         select = "    answer = [labels for token, labels in zip(ids, answer) if token == marker]"
