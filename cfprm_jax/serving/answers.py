@@ -15,6 +15,9 @@ from cfprm_jax.serving.requests import MarkedRequest, StepsRequest
 Outputs = Sequence[Float32[np.ndarray, "steps outputs"]]
 """The head's outputs at the score positions of each sequence."""
 
+# As in vLLM from 0.32 on.
+_DETAILS = {"prompt_tokens_details": None, "completion_tokens_details": None}
+
 
 def usage(sequences: Sequence[Tokens]) -> dict[str, int]:
     """Tokens of a request, as OpenAI counts them: those that come from a cache, too."""
@@ -51,7 +54,7 @@ def pooling(
             {"index": i, "object": "pooling", "data": _labels(z[:, 0], request.activation)}
             for i, z in enumerate(outputs)
         ],
-        "usage": {**usage(sequences), "completion_tokens": 0, "prompt_tokens_details": None},
+        "usage": {**usage(sequences), "completion_tokens": 0, **_DETAILS},
     }
 
 
@@ -68,7 +71,7 @@ def classify(
         **envelope,
         "object": "list",
         "data": data,
-        "usage": {**usage(sequences), "completion_tokens": 0, "prompt_tokens_details": None},
+        "usage": {**usage(sequences), "completion_tokens": 0, **_DETAILS},
     }
 
 

@@ -38,6 +38,9 @@ class StepsRequest:
     model: str | None
 
 
+_TRUNCATION = ("truncate_prompt_tokens", "truncation_side")
+
+
 @dataclasses.dataclass(frozen=True)
 class MarkedRequest:
     """Texts, or token ids, with a marker after each step.
@@ -46,7 +49,8 @@ class MarkedRequest:
       inputs: each a text, ids, or a conversation of (role, content) messages.
       single: whether the body had one input and no list of them.
       activation: probabilities, not logits.
-      truncate: number of tokens to keep from the end; None keeps all, -1 keeps max_length.
+      truncate: number of tokens to keep; None keeps all, -1 keeps max_length.
+      keep_end: keep the last tokens instead of the first.
       add_special_tokens: whether the tokenizer puts its own around a text; None is the protocol's default.
     """
 
@@ -54,6 +58,7 @@ class MarkedRequest:
     single: bool
     activation: bool = True
     truncate: int | None = None
+    keep_end: bool = False
     add_special_tokens: bool | None = None
     model: str | None = None
 
@@ -107,7 +112,7 @@ def steps_request(body: Json) -> StepsRequest:
 
 def pooling_request(body: Json) -> MarkedRequest:
     """The body of vLLM's /pooling with the task token_classify."""
-    fields = ("model", "input", "messages", "task", "use_activation", "activation", "truncate_prompt_tokens")
+    fields = ("model", "input", "messages", "task", "use_activation", "activation", *_TRUNCATION)
     _only(body, (*fields, "add_special_tokens", "encoding_format", "add_generation_prompt", *_IDLE))
     for name, values in (("task", ("token_classify", None)), ("encoding_format", ("float", None))):
         if body.get(name) not in values:
@@ -117,7 +122,7 @@ def pooling_request(body: Json) -> MarkedRequest:
 
 def classify_request(body: Json) -> MarkedRequest:
     """The body of vLLM's /classify."""
-    fields = ("model", "input", "messages", "activation", "use_activation", "truncate_prompt_tokens")
+    fields = ("model", "input", "messages", "activation", "use_activation", *_TRUNCATION)
     _only(body, (*fields, "add_special_tokens", "add_generation_prompt", *_IDLE))
     return _marked(body)
 
@@ -158,9 +163,20 @@ def _marked(body: Json) -> MarkedRequest:
             f'"truncate_prompt_tokens" is {truncate!r:.80}, expected a positive number of tokens, or -1',
             "truncate_prompt_tokens",
         )
+    side = body.get("truncation_side")
+    if side not in ("left", "right", None):
+        raise RequestError(400, f'"truncation_side" is {side!r:.80}, expected "left" or "right"', "truncation_side")
     inputs, single = (_messages(body["messages"]), True) if "messages" in body else _inputs(body["input"])
     special = None if body.get("add_special_tokens") is None else _bool(body, "add_special_tokens", True)
-    return MarkedRequest(inputs, single, activation, truncate, special, _optional_string(body, "model"))
+    return MarkedRequest(
+        inputs,
+        single,
+        activation,
+        truncate,
+        keep_end=side == "left",
+        add_special_tokens=special,
+        model=_optional_string(body, "model"),
+    )
 
 
 def _inputs(given: Any) -> tuple[tuple[str | tuple[int, ...], ...], bool]:

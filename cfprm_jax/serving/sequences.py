@@ -106,7 +106,7 @@ class SequenceEncoder:
             raise RequestError(400, f"token id {wrong} is not below the model's vocabulary of {vocabulary}", field)
         if request.truncate is not None:
             kept = self.max_length if request.truncate == -1 else request.truncate
-            ids = ids[-kept:]
+            ids = ids[-kept:] if request.keep_end else ids[:kept]
         if len(ids) > self.max_length:
             raise RequestError(
                 413, f"the input has {len(ids)} tokens, and the model takes at most {self.max_length}", field

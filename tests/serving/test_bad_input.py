@@ -67,6 +67,7 @@ def test_steps(client, body, words) -> None:
         ({"input": "a", "task": "embed"}, ["'embed'", "token_classify"]),
         ({"input": "a", "encoding_format": "base64"}, ["base64"]),
         ({"input": "a", "truncate_prompt_tokens": 0}, ["truncate_prompt_tokens"]),
+        ({"input": "a", "truncation_side": "middle"}, ["truncation_side", "'middle'"]),
         ({"input": "a", "use_activation": 1}, ['"use_activation" is a number']),
         ({"input": "a", "use_activation": True, "activation": False}, ["differ"]),
         ({"input": "a", "dimensions": 3}, ["'dimensions'"]),

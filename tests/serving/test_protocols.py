@@ -68,9 +68,14 @@ def test_pooling_of_a_conversation(client, prm, solutions) -> None:
     assert len(found) == len(steps)
 
 
-def test_truncation_keeps_the_end(client, prm, solutions) -> None:
+def test_truncation_keeps_the_beginning_or_the_end(client, prm, solutions) -> None:
+    """The beginning by default, as in vLLM for pooling."""
     ids = prm.tokenizer(marked(prm, *solutions[0])).input_ids
-    cut = client.post("/pooling", {"input": ids, "truncate_prompt_tokens": 12}).body
+    length = len(ids) - 3
+    cut = client.post("/pooling", {"input": ids, "truncate_prompt_tokens": length}).body
+    assert cut["usage"]["prompt_tokens"] == length
+    near(cut["data"][0]["data"], client.post("/pooling", {"input": ids[:length]}).body["data"][0]["data"])
+    cut = client.post("/pooling", {"input": ids, "truncate_prompt_tokens": 12, "truncation_side": "left"}).body
     assert cut["usage"]["prompt_tokens"] == 12
     near(cut["data"][0]["data"], client.post("/pooling", {"input": ids[-12:]}).body["data"][0]["data"])
     assert (

@@ -1,0 +1,40 @@
+"""search's reward from a live server: the scores of a PRM in this process, and what a server refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cfprm_jax.errors import UserError
+from cfprm_jax.inference.prefix_scorer import PrefixScorer
+from cfprm_jax.searching.rewards import PRMReward, ServerReward
+
+
+def test_a_server_gives_the_logits_of_the_prm(client, prm, solutions) -> None:
+    """Of more solutions than a request may have, step by step, one of them too long and one without steps."""
+    question = solutions[0][0]
+    beams = [steps for q, steps in solutions if q == question]
+    assert len(beams) == 8  # the server's --max_solutions
+    server, own = ServerReward(f"http://127.0.0.1:{client.port}"), PRMReward(PrefixScorer(prm, 1 << 12))
+    for kept in (1, 2, 30):
+        asked = [steps[:kept] for steps in beams]
+        for found, wanted in zip(server.score(question, asked), own.score(question, asked), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert server.calls == own.calls == 3
+    assert server.computed == server.requested == own.requested > own.computed
+    asked = [*beams, [], beams[0] * 40, beams[1]]
+    found, wanted = server.score(question, asked), own.score(question, asked)
+    assert [z is None for z in found] == [z is None for z in wanted] == [False] * 8 + [True, True, False]
+    np.testing.assert_allclose(found[10], wanted[10], rtol=1e-5, atol=1e-5)
+
+
+def test_refusals_are_one_line(make_service, serve, solutions) -> None:
+    question, steps = solutions[0]
+    with serve(make_service(token="secret")) as client:
+        url = f"http://127.0.0.1:{client.port}"
+        assert ServerReward(url, "secret").score(question, [steps])[0] is not None
+        with pytest.raises(UserError, match=r"/v1/steps: status 401") as error:
+            ServerReward(url, "wrong").score(question, [steps])
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=rf"{url}/v1/steps: .*refused"):
+        ServerReward(url).score(question, [steps])
