@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import http.client
 import json
 import os
@@ -114,6 +115,15 @@ class ServerEngine:
             self._stopped.set()
             pool.shutdown(cancel_futures=True)
             self._stopped.clear()
+
+    def replies(self, bodies: Sequence[dict[str, Any]]) -> list[Any]:
+        """The replies to requests of a completion each, in their order.
+
+        Raises:
+          UserError: a request failed as often as it may.
+        """
+        with concurrent.futures.ThreadPoolExecutor(self._concurrency) as pool:
+            return list(pool.map(functools.partial(self._retried, "completions"), bodies))
 
     def _one(self, body: dict[str, Any]) -> Completion:
         return completion(self._retried("completions", body))

@@ -17,6 +17,7 @@ from cfprm_jax.config import (
     SYSTEM_PROMPT,
     DeviceConfig,
 )
+from cfprm_jax.engines.options import EngineConfig
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
 from cfprm_jax.options import Options, option
 from cfprm_jax.searching.methods import METHODS
@@ -85,4 +86,5 @@ class SearchConfig(Options):
         choices=("auto", "bfloat16", "float32"),
     )
     attention: str = option("auto", "Attention implementation of the PRM.", choices=ATTENTIONS)
+    engines: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import transformers
+from jax.sharding import Mesh
 
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import QuestionRow, read_question_files
+from cfprm_jax.engines.engine import PrefixEncoder, open_tokenizer
+from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.inference.candidates import encode_prompts, question_fields
@@ -21,9 +27,10 @@ from cfprm_jax.inference.rows import decimals, sigmoid
 from cfprm_jax.inference.sampler import Sampling
 from cfprm_jax.runtime import config_files, devices, digests, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
-from cfprm_jax.searching.methods import Cost, Found, SearchOptions, StepReward, search
+from cfprm_jax.searching.methods import Cost, Found, SearchOptions, StepPolicy, StepReward, search
 from cfprm_jax.searching.options import SearchConfig
 from cfprm_jax.searching.rewards import PRMReward, ServerReward
+from cfprm_jax.searching.server_policy import ServerPolicy
 from cfprm_jax.searching.step_sampler import StepSampler
 from cfprm_jax.sharding import session
 
@@ -59,6 +66,10 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             raise UserError(f"--{name} is empty")
     if config.method in ("beam", "dvts") and config.n % config.beam_width:
         raise UserError(f"--n={config.n} is not a multiple of --beam_width={config.beam_width}")
+    if config.engines.batch:
+        raise UserError(
+            "--write_requests and --completions are not for search: each request depends on earlier replies"
+        )
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     config = dataclasses.replace(config, model=local_directory(config.model))
     remote = config.reward.startswith(("http://", "https://"))
@@ -75,11 +86,14 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
         if output.complete:
             return None
         log(f"devices     {devices.describe(chosen)}")
-        policy = open_policy(config.model, config.dtype, mesh)
+        output.require("kind of engine", config.engines.kind)
+        policy = _open_policy(config, mesh)
         prompts = encode_prompts(
-            questions, policy.tokenizer, policy.config.backbone.longest, config.max_new_tokens, config.system_prompt
+            questions, policy.tokenizer, policy.longest, config.max_new_tokens, config.system_prompt
         )
         reward: StepReward
+        # A server does not state its own.
+        parameters: dict[str, int | None] = {"policy_parameters": policy.parameters, "reward_parameters": None}
         if remote:
             reward = ServerReward(config.reward, os.environ.get("CFPRM_API_KEY", ""))
             separator = (config.step_separator or "\\n\\n").encode().decode("unicode_escape")
@@ -96,8 +110,8 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             loaded = limited(opened, 0)
             reward = PRMReward(PrefixScorer(loaded, config.prefix_cache_tokens, mesh=mesh))
             separator = loaded.encoding.separator
-        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
-        sampler = StepSampler(policy, sampling, config.n, separator, mesh)
+            parameters["reward_parameters"] = _size(loaded.params)
+        sampler = policy.in_steps(separator)
         options = SearchOptions(
             config.method,
             config.n,
@@ -109,7 +123,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             config.keep_duplicates,
         )
         log(
-            f"policy      {config.model}, {policy.config.dtype}\nreward      {config.reward}\n"
+            f"policy      {policy.text}\nreward      {config.reward}\n"
             f"search      {config.method}, n {config.n}, the score read every {config.granularity} steps\n"
             f"questions   {len(questions):,}" + (f"; {output.done:,} were done before" if output.done else "")
         )
@@ -117,7 +131,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
         for number in range(output.done, len(questions)):
             question = questions[number]
             found, cost = search(prompts[number], question.question, sampler, reward, options)
-            output.write(_row(question, found, cost, separator))
+            output.write(_row(question, found, {**dataclasses.asdict(cost), **parameters}, separator))
             totals = Cost(*(a + b for a, b in zip(dataclasses.astuple(totals), dataclasses.astuple(cost), strict=True)))
             fewer += len(found) < (1 if config.method == "greedy" else config.n)
             done = number + 1
@@ -126,13 +140,67 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
     return SearchSummary(len(questions) - output.done, fewer, totals, progress.elapsed)
 
 
+class _Policy(NamedTuple):
+    """The policy of a search.
+
+    Attributes:
+      longest: most tokens of a sequence, and the key of config.json that bounds them.
+      parameters: number of them; None if it runs elsewhere.
+      text: describes it.
+      in_steps: makes the policy that takes a step at a time, from the separator.
+    """
+
+    tokenizer: transformers.PreTrainedTokenizerBase
+    longest: tuple[int, str]
+    parameters: int | None
+    text: str
+    in_steps: Callable[[str], StepPolicy]
+
+
+def _open_policy(config: SearchConfig, mesh: Mesh) -> _Policy:
+    """The policy of this process, or of --engine."""
+    sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
+    engines = config.engines
+    if engines.engine:
+        tokenizer, longest = open_tokenizer(config.model)
+        engine = ServerEngine(
+            engines.engine,
+            engines.engine_model,
+            sampling,
+            concurrency=engines.concurrency,
+            seconds=engines.request_seconds,
+            retries=engines.request_retries,
+        )
+        encoder = PrefixEncoder(tokenizer, longest[0], config.system_prompt)
+        return _Policy(
+            tokenizer,
+            longest,
+            parameters=None,
+            text=f"{engine.name} at {engines.engine}",
+            in_steps=lambda separator: ServerPolicy(engine, encoder, sampling, separator, longest[0]),
+        )
+    policy = open_policy(config.model, config.dtype, mesh)
+    return _Policy(
+        policy.tokenizer,
+        policy.config.backbone.longest,
+        parameters=_size(policy.params),
+        text=f"{config.model}, {policy.config.dtype}",
+        in_steps=lambda separator: StepSampler(policy, sampling, config.n, separator, mesh),
+    )
+
+
 def _existing(path: str) -> pathlib.Path:
     if not pathlib.Path(path).is_dir():
         raise UserError(f"--reward={path} is neither a directory of a PRM nor an http:// address")
     return pathlib.Path(path)
 
 
-def _row(question: QuestionRow, found: list[Found], cost: Cost, separator: str) -> dict[str, Any]:
+def _size(params: Any) -> int:
+    """Number of parameters; those that are in two places count once."""
+    return sum({id(leaf): leaf.size for leaf in jax.tree.leaves(params)}.values())
+
+
+def _row(question: QuestionRow, found: list[Found], cost: Mapping[str, Any], separator: str) -> dict[str, Any]:
     return {
         **question_fields(question),
         "candidates": [
@@ -146,5 +214,5 @@ def _row(question: QuestionRow, found: list[Found], cost: Cost, separator: str) 
             }
             for one in found
         ],
-        "cost": dataclasses.asdict(cost),
+        "cost": dict(cost),
     }
