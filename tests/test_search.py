@@ -8,6 +8,7 @@ import jax
 import pytest
 
 pytest.importorskip("torch")
+from completion_servers import serving
 from tiny_policies import write_language_model
 
 import cfprm_jax
@@ -79,6 +80,7 @@ def test_candidates_with_scores_and_costs(policy, prm, questions, tmp_path, caps
         cost = row["cost"]
         assert cost["policy_tokens"] >= cost["sampled_tokens"] > 0 and cost["reward_tokens"] <= cost["reward_requested"]
         assert 0 < cost["calls"] <= 4
+        assert cost["policy_parameters"] > 0 and cost["reward_parameters"] > 0
         kept = sum(candidate["tokens"] for candidate in row["candidates"])
         assert cost["sampled_tokens"] - kept <= cost["discarded_tokens"] < cost["sampled_tokens"]
     assert "2 questions" in capsys.readouterr().out
@@ -91,6 +93,26 @@ def test_candidates_with_scores_and_costs(policy, prm, questions, tmp_path, caps
     resumed = [json.loads(line) for line in again.read_text().splitlines()]
     for row, before in zip(resumed, rows, strict=True):
         assert [c["text"] for c in row["candidates"]] == [c["text"] for c in before["candidates"]]
+
+
+def test_the_policy_of_a_server(policy, prm, questions, tmp_path, capsys) -> None:
+    """Its steps end with the PRM's separator, and its size is not known."""
+
+    def handler(body):
+        ends = body["seed"] % 2 == 0
+        choice = {"text": "two+one", "finish_reason": "stop", "stop_reason": None if ends else "four"}
+        return 200, {"choices": [choice], "usage": {"completion_tokens": 3}}
+
+    output = tmp_path / "found.jsonl"
+    with serving(handler) as url:
+        assert run(*given(policy, prm, questions, output, engine=url, max_new_tokens=12)) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    for row in rows:
+        assert row["cost"]["policy_parameters"] is None and row["cost"]["policy_tokens"] > row["cost"]["sampled_tokens"]
+        assert all(set(candidate["steps"]) == {"two+one"} for candidate in row["candidates"])
+    assert f"policy      scripted at {url}" in capsys.readouterr().out
+    assert run(*given(policy, prm, questions, output, write_requests="x.jsonl")) == 2
+    assert "are not for search" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import jax
 import pytest
 from exported_prm import export_random
+from tiny_runs import finish, free_port
 
 from cfprm_jax import flags, prm_bench, process_bench, score, synthetic
 
@@ -211,3 +214,40 @@ def test_benchmarks(command, prm, tmp_path, capsys) -> None:
     assert "1 of 2 parts are missing: 1/2" in capsys.readouterr().err
     assert run("three", "--shard=0/2", f"--merge={tmp_path}/two.*.jsonl") == 2
     assert run("three", "--shard=0/2") == 2
+
+
+SHARE = """
+import sys
+import jax
+
+port, index, *arguments = sys.argv[1:]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index))
+from cfprm_jax import flags, score
+
+sys.exit(flags.run(score.ScoreConfig, score.main, ["score", "--shard=auto", *arguments]))
+"""
+
+
+def test_two_processes_of_jax_distributed_have_a_share_each(run, prm, world, parts, tiny, tmp_path) -> None:
+    """On their own devices, of which each sees those of both."""
+    port = str(free_port())
+    given = [f"--model={prm}", f"--input={world.candidates}", f"--output={tmp_path}/p.jsonl"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARE, port, str(index), *given, f"--compile_cache_dir={tmp_path / 'compiled'}"],
+            env=tiny.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    for process in processes:
+        finish(process)
+    assert run(f"--merge={tmp_path}/p.*.jsonl", f"--output={tmp_path}/merged.jsonl") == 0
+    merged = (tmp_path / "merged.jsonl").read_text().splitlines()
+    whole = (parts / "whole.00000-of-00001.jsonl").read_text().splitlines()
+    for one, other in zip(map(json.loads, merged), map(json.loads, whole), strict=True):
+        assert one["id"] == other["id"]
+        for a, b in zip(one["candidates"], other["candidates"], strict=True):
+            assert a["step_logits"] == pytest.approx(b["step_logits"], abs=1e-5)  # compiled with other options

@@ -102,8 +102,11 @@ def compare(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> lis
     ]
 
 
-def aligned(first: Pool, second: Pool) -> Pool:
+def aligned(first: Pool, second: Pool, equal_sizes: bool = True) -> Pool:
     """The second pool with its questions in the order of the first.
+
+    Args:
+      equal_sizes: whether a question must have as many candidates in both.
 
     Raises:
       UserError: a question is in one of them only, or has another number of candidates.
@@ -118,7 +121,7 @@ def aligned(first: Pool, second: Pool) -> Pool:
         raise UserError(f"--input has no question {missing[1]!r}, which {second.sources[places[missing]]} has")
     order = [places[key] for key in keys]
     for place, other in enumerate(order):
-        if first.sizes[place] != second.sizes[other]:
+        if equal_sizes and first.sizes[place] != second.sizes[other]:
             raise UserError(
                 f"question {first.ids[place]!r} has {first.sizes[place]} candidates in {first.sources[place]} and "
                 f"{second.sizes[other]} in {second.sources[other]}; two systems are compared on equally many"
@@ -133,6 +136,7 @@ def aligned(first: Pool, second: Pool) -> Pool:
         datasets=tuple(second.datasets[place] for place in order),
         sources=tuple(second.sources[place] for place in order),
         fields=tuple(second.fields[place] for place in order),
+        costs=tuple(second.costs[place] for place in order),
         present=in_order(second.present),
         correct=in_order(second.correct),
         group=in_order(second.group),

@@ -68,6 +68,15 @@ class BonConfig(Options):
     seed: int = option(0, "Random seed of the draws and of the bootstrap.", lower=0, upper=LARGEST_SEED)
     name: str = option("PRM", "Name of the system of --input in tables.")
     name2: str = option("second PRM", "Name of the system of --input2 in tables.")
+    policy_parameters: float = option(
+        0.0,
+        'Parameters of the policy, for the comparison at equal cost of rows with "cost"; 0 reads them from the rows.',
+        lower=0.0,
+        upper=1e15,
+    )
+    reward_parameters: float = option(
+        0.0, "The same of the PRM; required if search used a server.", lower=0.0, upper=1e15
+    )
     policy: str = option("", "Name of the policy that sampled the candidates, for the first column of table.tex.")
     report_questions: int = option(
         1000, "Maximum number of questions whose candidates are in report.html.", lower=0, upper=MOST_COUNT

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import Candidate, Question
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.costs import QuestionCost, question_cost
 from cfprm_jax.grading.grader import Judgement
 
 FIELDS = ("level", "subject", "perturbation_type")
@@ -46,6 +47,7 @@ class Pool:
       steps: number of steps of each candidate.
       characters: length of its text, or steps.
       fields: values of FIELDS in the row of each question.
+      costs: cost of each question, None without one.
       unscored: candidates without a score.
     """
 
@@ -60,12 +62,21 @@ class Pool:
     steps: Int[np.ndarray, "questions candidates"]
     characters: Int[np.ndarray, "questions candidates"]
     fields: tuple[dict[str, str], ...]
+    costs: tuple[QuestionCost | None, ...]
     unscored: int
 
     @property
     def sizes(self) -> Int[np.ndarray, " questions"]:
         """Number of candidates of each question."""
         return self.present.sum(axis=1)
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether the rows have costs. UserError if some have none."""
+        missing = [source for source, cost in zip(self.sources, self.costs, strict=True) if cost is None]
+        if missing and len(missing) < len(self.costs):
+            raise UserError(f'{missing[0]} has no "cost", and other rows have one')
+        return not missing
 
 
 def log_sigmoid(z: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -129,7 +140,7 @@ def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequen
     Raises:
       UserError: no question at all, or a candidate that was never scored.
     """
-    ids, datasets, sources, fields, unscored = [], [], [], [], 0
+    ids, datasets, sources, fields, costs, unscored = [], [], [], [], [], 0
     correct, group, aggregated, steps, characters = [], [], [], [], []
     for question, judgement in judged:
         for number, candidate in enumerate(question.candidates):
@@ -142,6 +153,7 @@ def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequen
         datasets.append(question.dataset or "")
         sources.append(question.source)
         fields.append(question_fields(question))
+        costs.append(question_cost(question.row, question.source))
         correct.append(judgement.correct)
         group.append(judgement.group)
         aggregated.append(aggregate(question.candidates, aggregations, question.source))
@@ -154,6 +166,7 @@ def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequen
         datasets=tuple(datasets),
         sources=tuple(sources),
         fields=tuple(fields),
+        costs=tuple(costs),
         present=_padded([np.ones(len(c), bool) for c in correct], False),
         correct=_padded(correct, False),
         group=_padded(group, -1),

@@ -12,7 +12,7 @@ from typing import Any
 
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics
+from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics, equal_cost
 from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.evaluation.pool import make_pool
 from cfprm_jax.grading.grader import Grader
@@ -94,8 +94,13 @@ def evaluate(
     found = best_of_n.outcomes(pool, config.sizes, config.draws, config.seed, members)
     measured = [found]
     comparison: list[breakdown.AccuracyDifference] = []
+    at_cost: list[equal_cost.EqualCost] = []
     if second is not None:
-        second = breakdown.aligned(pool, second)
+        costs = pool.has_costs and second.has_costs
+        second = breakdown.aligned(pool, second, equal_sizes=not costs)
+        if costs:
+            parameters = (config.policy_parameters, config.reward_parameters)
+            at_cost = equal_cost.compare(pool, second, parameters, config.resamples, config.seed)
         measured.append(best_of_n.outcomes(second, config.sizes, config.draws, config.seed, members))
         comparison = breakdown.compare(found, measured[1], config.resamples, config.seed)
     rows = [
@@ -115,6 +120,7 @@ def evaluate(
         correlations=breakdown.correlations(pool, config.sizes),
         comparison=comparison,
         diagnosed=steps.result(),
+        at_cost=at_cost,
     )
     return BestOfNResult(outcome, collector.data(pool, max(config.sizes)))
 

@@ -175,6 +175,7 @@ def _page(outcome: Mapping[str, Any], data: PageData) -> str:
         systems=html.escape(systems),
         caption=html.escape(results.caption(outcome)),
         grading=html.escape(results.grading_note(outcome)),
+        equal_cost=_equal_cost(outcome),
         table=html_parts.table(tables.main_table(outcome), "Accuracy"),
         comparison=_comparison(outcome),
         plots=_plots(outcome),
@@ -208,6 +209,16 @@ def _comparison(outcome: Mapping[str, Any]) -> str:
         f"{html_parts.table(tables.comparison_table(outcome), 'Comparison')}"
         f"<p>{first} minus {second} on the same questions, in percentage points; interval and two-sided p-value from a "
         "paired bootstrap over questions.</p></section>"
+    )
+
+
+def _equal_cost(outcome: Mapping[str, Any]) -> str:
+    if not outcome["equal_cost"]:
+        return ""
+    return (
+        '<section aria-labelledby="h-cost"><h2 id="h-cost">Accuracy at equal cost</h2>'
+        f"{html_parts.table(tables.equal_cost_table(outcome), 'Accuracy at equal cost')}"
+        f"<p>{html.escape(results.equal_cost_note(outcome))}</p></section>"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from cfprm_jax.evaluation.best_of_n import AccuracyRow
 from cfprm_jax.evaluation.breakdown import AccuracyDifference, LengthCorrelation, Part
 from cfprm_jax.evaluation.diagnostics import Diagnostics
+from cfprm_jax.evaluation.equal_cost import EqualCost
 from cfprm_jax.evaluation.pool import Pool
 from cfprm_jax.report import diagnostics, tables
 from cfprm_jax.runtime import atomic
@@ -37,6 +38,7 @@ def results(
     correlations: Sequence[LengthCorrelation],
     comparison: Sequence[AccuracyDifference] = (),
     diagnosed: Diagnostics | None = None,
+    at_cost: Sequence[EqualCost] = (),
 ) -> dict[str, Any]:
     """The JSON object of results.json.
 
@@ -76,6 +78,7 @@ def results(
             for entry in others
         ],
         "correlations": [dataclasses.asdict(entry) for entry in correlations],
+        "equal_cost": [dataclasses.asdict(entry) for entry in at_cost],
         "diagnostics": None if diagnosed is None else dataclasses.asdict(diagnosed),
         "grading": dict(grading),
     }
@@ -128,7 +131,14 @@ def grading_note(outcome: Mapping[str, Any]) -> str:
 def summary(outcome: Mapping[str, Any]) -> str:
     """What a command prints: the main table, the comparison, and what they rest on."""
     compared = f"\n{_comparison(outcome)}" if outcome["comparison"] else ""
-    return f"{tables.markdown(tables.main_table(outcome))}\n{caption(outcome)}\n{compared}\n{grading_note(outcome)}\n"
+    at_cost = ""
+    if outcome["equal_cost"]:
+        at_cost = (
+            f"## Accuracy at equal cost\n\n{tables.markdown(tables.equal_cost_table(outcome))}\n"
+            f"{equal_cost_note(outcome)}\n\n## Accuracy\n\n"
+        )
+    main = f"{tables.markdown(tables.main_table(outcome))}\n{caption(outcome)}\n"
+    return f"{at_cost}{main}{compared}\n{grading_note(outcome)}\n"
 
 
 def _comparison(outcome: Mapping[str, Any]) -> str:
@@ -136,6 +146,17 @@ def _comparison(outcome: Mapping[str, Any]) -> str:
     return (
         f"{tables.markdown(tables.comparison_table(outcome))}\n{first} minus {second} on the same questions, in "
         "percentage points; interval and two-sided p-value from a paired bootstrap over questions.\n"
+    )
+
+
+def equal_cost_note(outcome: Mapping[str, Any]) -> str:
+    """A note on the comparison at equal cost."""
+    first, second = outcome["systems"]
+    entry = outcome["equal_cost"][0]
+    return (
+        f"{first}: the best of all its solutions. {second}: the expected best of n, for the largest n whose cost is "
+        f"not above that of {first}; here {entry['flops2'] / entry['flops']:.0%} of it. A question costs 2 FLOPs a "
+        "parameter and processed token, of policy and PRM. Difference in percentage points, paired by question."
     )
 
 

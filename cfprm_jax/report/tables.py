@@ -71,7 +71,6 @@ def comparison_table(outcome: Mapping[str, Any]) -> Grid:
     grid = [["method", "n", first, second, "difference", "95 % interval", "p"]]
     for row in outcome["comparison"]:
         if (row["method"], row["aggregation"]) in own_lines(outcome):
-            p = f"{row['p_value']:.3f}" if row["p_value"] >= _SMALL_P else f"< {_SMALL_P}"
             low, high = row["ci95"]
             grid.append(
                 [
@@ -81,10 +80,36 @@ def comparison_table(outcome: Mapping[str, Any]) -> Grid:
                     f"{100 * row['accuracy2']:.1f}",
                     f"{100 * row['difference']:+.1f}",
                     f"[{100 * low:+.1f}, {100 * high:+.1f}]",
-                    p,
+                    _p_value(row["p_value"]),
                 ]
             )
     return grid
+
+
+def equal_cost_table(outcome: Mapping[str, Any]) -> Grid:
+    """A line an aggregation: both systems' FLOPs and accuracy, and their difference."""
+    first, second = outcome["systems"]
+    grid = [["score", f"{first}: FLOPs", first, "n", f"{second}: FLOPs", second, "difference", "95 % interval", "p"]]
+    for row in outcome["equal_cost"]:
+        low, high = row["ci95"]
+        grid.append(
+            [
+                row["aggregation"],
+                f"{row['flops']:.3g}",
+                f"{100 * row['accuracy']:.1f}",
+                str(row["n"]),
+                f"{row['flops2']:.3g}",
+                f"{100 * row['accuracy2']:.1f}",
+                f"{100 * row['difference']:+.1f}",
+                f"[{100 * low:+.1f}, {100 * high:+.1f}]",
+                _p_value(row["p_value"]),
+            ]
+        )
+    return grid
+
+
+def _p_value(p: float) -> str:
+    return f"{p:.3f}" if p >= _SMALL_P else f"< {_SMALL_P}"
 
 
 def part_tables(outcome: Mapping[str, Any]) -> list[tuple[str, Grid]]:

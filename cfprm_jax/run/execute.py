@@ -52,7 +52,9 @@ def execute(config: TrainConfig, processes: Processes, stop_signal: StopSignal) 
         # The lock comes first: no minutes are spent on a directory that another process trains in.
         if processes.first:
             stack.enter_context(directory.locked(output_dir, config.run.resume))
-        opened = stack.enter_context(session.opened(config.device, log, config.model.deterministic))
+        opened = stack.enter_context(
+            session.opened(config.device, log, config.model.deterministic, of_all_processes=True)
+        )
         execution = _Execution(output_dir, processes, opened.devices, opened.mesh, stop_signal, log)
         sources, candidates = execution.open_inputs(config)
         config = inputs.adopt_prm_options(config, sources, log)

@@ -20,7 +20,7 @@ _CACHE = "jax_compilation_cache_dir"
 class Session(NamedTuple):
     """The devices of a command, and their mesh."""
 
-    devices: list[jax.Device]  # of all processes
+    devices: list[jax.Device]
     mesh: Mesh  # over them
 
     def describe(self) -> str:
@@ -31,18 +31,25 @@ class Session(NamedTuple):
 
 @contextlib.contextmanager
 def opened(
-    config: DeviceConfig, log: Callable[[str], None] | None = None, deterministic: bool = False
+    config: DeviceConfig,
+    log: Callable[[str], None] | None = None,
+    deterministic: bool = False,
+    of_all_processes: bool = False,
 ) -> Iterator[Session]:
     """Devices and mesh inside the block; the previous compilation cache is restored after it.
 
     Args:
       log: called with the line about the devices, and a note if --platform=auto leaves an accelerator unused.
       deterministic: --deterministic.
+      of_all_processes: take the devices of all processes under jax.distributed, for one computation of them all;
+        otherwise only those of this process.
 
     Raises:
       UserError: the platform is not there, the mesh does not fit it, or the compile cache cannot be made.
     """
     chosen = devices.select(config.platform)
+    if not of_all_processes:
+        chosen = [device for device in chosen if device.process_index == jax.process_index()]
     if deterministic and chosen[0].platform == "gpu":
         determinism.fix_collectives(os.environ)
     devices.keep_freed_memory(chosen)
