@@ -12,15 +12,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
-from tiny_runs import TinyRuns, rows, same_result, write_weights
+from tiny_runs import TinyRuns, finish, rows, same_result, write_weights
 
 import cfprm_jax
 from cfprm_jax import export, flags, score, train
+from cfprm_jax.config import DeviceConfig
+from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.models import parameters
+from cfprm_jax.run import best_of_n
 from cfprm_jax.runtime import digests
+from cfprm_jax.sharding import rules
 
 LAYERS, FROZEN = 3, 2
 OPTIONS = {
@@ -247,6 +251,47 @@ def test_heads_of_one_trunk_share_the_cache_of_a_pool(tiny, adapted, cached, tmp
     close(first, second, 1e-2)  # trained alike
     assert first[0] is not None and first[2] is None
     assert (cache / "index.json").read_bytes() == index
+
+
+def test_best_of_n_of_a_run_takes_its_cache(tiny, cached):
+    """The logits are those of the checkpoint without it, and the candidates' states are added to it."""
+    candidates = [{"steps": ["1+1", "2"]}, {"steps": ["1+1", "3", "4"]}, {"steps": []}]
+    pool = tiny.directory / "pool.jsonl"
+    lines = [{"id": str(q), "question": f"And {q}?", "answer": "2", "candidates": candidates} for q in range(3)]
+    pool.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    questions = list(read_candidates([pool]))
+    cache = shutil.copytree(tiny.directory / "trunk", tiny.directory / "pool_trunk")
+    before = json.loads((cache / "index.json").read_text())["content"]
+    found = {}
+    for option in ("off", cache):
+        given = ["train", *tiny.arguments("cached", **OPTIONS, **LORA, cache_frozen=option)]
+        config = flags.parse(train.TrainConfig, given)
+        mesh = rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+        scored = best_of_n.score(config, questions, cached, 4, mesh)
+        found[str(option)] = [candidate.step_logits for question in scored for candidate in question.candidates]
+    plain, other = found.values()
+    for one, second in zip(plain, other, strict=True):
+        assert (one is None) == (second is None)
+        if one is not None:
+            np.testing.assert_allclose(one, second, atol=1e-5)
+    assert plain[0] is not None and plain[2] is None
+    after = json.loads((cache / "index.json").read_text())["content"]
+    assert before.items() < after.items() and len(after) == len(before) + 3
+
+
+def test_two_processes_fill_one_cache(tiny, cached):
+    """The first computes what is missing, the second finds it; steps and states are those of one process."""
+    cache = tiny.directory / "two_trunk"
+    given = tiny.arguments("two", **OPTIONS, **LORA, cache_frozen=cache)
+    first, second = (finish(process) for process in tiny.start_two(given))
+    assert "computing 2 layers" in first and "computing" not in second
+    for before, after in zip(rows(cached), rows(tiny.directory / "two"), strict=True):
+        for name in before.keys() & {"loss", "eval_loss", "trajectories"}:
+            assert after[name] == pytest.approx(before[name], rel=1e-4), name
+    units, again = (
+        json.loads((path / "index.json").read_text())["content"] for path in (tiny.directory / "trunk", cache)
+    )
+    assert again.keys() == units.keys()
 
 
 def test_caches_are_refused(tiny, cached, run, tmp_path):
