@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pathlib
 
+import jax
 from jax.sharding import Mesh
 
 from cfprm_jax.checkpoints import retention
 from cfprm_jax.data.candidates import Question
 from cfprm_jax.evaluation.options import BonConfig
-from cfprm_jax.inference import load
+from cfprm_jax.inference import load, trunk
 from cfprm_jax.inference.rows import scored_questions
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.report import best_of_n as report
@@ -22,10 +23,17 @@ DIRECTORY = "best_of_n"
 def score(
     config: TrainConfig, questions: list[Question], output_dir: pathlib.Path, step: int, mesh: Mesh
 ) -> list[Question]:
-    """The candidates with the scores of a checkpoint, as score gives them; in all processes of a run."""
+    """The candidates with the scores of a checkpoint, as score gives them; in all processes of a run.
+
+    The frozen layers' output comes from the run's cache if it has one, unless there are several processes: they would
+    have to agree on what is missing.
+    """
     checkpoint = output_dir / retention.CHECKPOINTS / str(step)  # this one or none: not an older one
     loaded = load.open_prm(checkpoint, config.model.dtype, config.model.attention, mesh)
-    return list(scored_questions(questions, Scorer(loaded, mesh=mesh)))
+    cached = None
+    if config.frozen.cached and jax.process_count() == 1:
+        cached = trunk.for_scoring(config.frozen.cache_frozen, loaded, checkpoint, mesh)
+    return list(scored_questions(questions, Scorer(loaded, mesh=mesh, trunk=cached)))
 
 
 def write(config: TrainConfig, scored: list[Question], output_dir: pathlib.Path) -> str:
