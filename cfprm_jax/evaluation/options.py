@@ -70,12 +70,13 @@ class BonConfig(Options):
     name2: str = option("second PRM", "Name of the system of --input2 in tables.")
     policy_parameters: float = option(
         0.0,
-        'Parameters of the policy, for the comparison at equal cost of rows with "cost"; 0 reads them from the rows.',
+        'Parameters of the policy in billions, for the comparison at equal cost of rows with "cost"; 0 is those of the '
+        "rows.",
         lower=0.0,
-        upper=1e15,
+        upper=1e6,
     )
     reward_parameters: float = option(
-        0.0, "The same of the PRM; required if search used a server.", lower=0.0, upper=1e15
+        0.0, "The same of the PRM; required if search used a server.", lower=0.0, upper=1e6
     )
     policy: str = option("", "Name of the policy that sampled the candidates, for the first column of table.tex.")
     report_questions: int = option(

@@ -99,7 +99,7 @@ def evaluate(
         costs = pool.has_costs and second.has_costs
         second = breakdown.aligned(pool, second, equal_sizes=not costs)
         if costs:
-            parameters = (config.policy_parameters, config.reward_parameters)
+            parameters = (1e9 * config.policy_parameters, 1e9 * config.reward_parameters)
             at_cost = equal_cost.compare(pool, second, parameters, config.resamples, config.seed)
         measured.append(best_of_n.outcomes(second, config.sizes, config.draws, config.seed, members))
         comparison = breakdown.compare(found, measured[1], config.resamples, config.seed)
