@@ -122,6 +122,7 @@ def test_the_policy_of_a_server(policy, prm, questions, tmp_path, capsys) -> Non
         ({"method": "mcts"}, "method"),
         ({"granularity": 0}, "granularity"),
         ({"max_new_tokens": 100000}, "--max_new_tokens"),
+        ({"step_separator": "\\x"}, "--step_separator: unknown escape"),
     ],
 )
 def test_bad_flags(policy, prm, questions, tmp_path, capsys, changes, message) -> None:
@@ -130,6 +131,11 @@ def test_bad_flags(policy, prm, questions, tmp_path, capsys, changes, message) -
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
     assert not output.exists()
+
+
+def test_the_separator_of_a_server() -> None:
+    assert search.SearchConfig().separator == "\n\n"
+    assert search.SearchConfig(step_separator="→\\n").separator == "→\n"
 
 
 def test_a_reward_that_is_none(policy, questions, tmp_path, capsys) -> None:

@@ -16,6 +16,7 @@ from cfprm_jax.config import (
     MOST_TOKENS,
     SYSTEM_PROMPT,
     DeviceConfig,
+    decode_escapes,
 )
 from cfprm_jax.engines.options import EngineConfig
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
@@ -88,3 +89,12 @@ class SearchConfig(Options):
     attention: str = option("auto", "Attention implementation of the PRM.", choices=ATTENTIONS)
     engines: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decode_escapes(self.step_separator)
+
+    @property
+    def separator(self) -> str:
+        """The step separator for a reward on a server, with its escapes decoded."""
+        return decode_escapes(self.step_separator) or "\n\n"

@@ -96,7 +96,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
         parameters: dict[str, int | None] = {"policy_parameters": policy.parameters, "reward_parameters": None}
         if remote:
             reward = ServerReward(config.reward, os.environ.get("CFPRM_API_KEY", ""))
-            separator = (config.step_separator or "\\n\\n").encode().decode("unicode_escape")
+            separator = config.separator
         else:
             encoding = encoding_of(config.reward, config.encoding, config.step_separator)
             opened = open_prm(
