@@ -71,8 +71,17 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run tests that are marked slow, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest files; --no-loadscope-reorder in pyproject.toml keeps this order."""
+    if not config.getoption("--slow"):
+        skip = pytest.mark.skip(reason="slow, and close to a test that runs: pytest --slow runs both")
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(skip)
     here = pathlib.Path(__file__).parent
     rank = {here / f"{name}.py": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))

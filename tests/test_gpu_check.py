@@ -71,6 +71,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_checks_and_measures(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
     output = tmp_path / "gpu.json"
     # Limits that a busy machine keeps.

@@ -107,6 +107,7 @@ def test_merged_equals_unmerged(tiny, run):
     np.testing.assert_allclose(forward(loaded.config, loaded.params, *inputs), unmerged, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_killed_it_comes_to_the_same_end(tiny):
     """In bfloat16, the frozen backbone too."""
     options = {**LORA, "dtype": "bfloat16"}

@@ -151,6 +151,7 @@ def test_7b_on_eight_h100_with_fsdp() -> None:
     check_cudnn(compiled, layers)
 
 
+@pytest.mark.slow
 @gpu
 def test_7b_on_eight_h100_with_tensor_2() -> None:
     compiled, layers = compile_for("h100-80gb", 8, "Qwen2.5-Math-7B", "data=1,fsdp=4,tensor=2", 32)
@@ -158,12 +159,14 @@ def test_7b_on_eight_h100_with_tensor_2() -> None:
     check_cudnn(compiled, layers)
 
 
+@pytest.mark.slow
 @gpu
 def test_14b_on_eight_h100() -> None:
     compiled, layers = compile_for("h100-80gb", 8, "Qwen2.5-14B", "data=1,fsdp=8", 32)
     check_cudnn(compiled, layers)
 
 
+@pytest.mark.slow
 @gpu
 def test_72b_on_sixty_four_h100() -> None:
     compiled, layers = compile_for("h100-80gb", 64, "Qwen2.5-72B", "data=1,fsdp=64", 64)
@@ -171,6 +174,7 @@ def test_72b_on_sixty_four_h100() -> None:
     check_cudnn(compiled, layers)
 
 
+@pytest.mark.slow
 @gpu
 def test_7b_on_one_a100() -> None:
     compiled, layers = compile_for("a100-80gb", 1, "Qwen2.5-Math-7B", "data=1", 8, "adamw_compact")
@@ -184,12 +188,14 @@ def test_7b_on_v5e_16() -> None:
     check_pallas(compiled, layers)
 
 
+@pytest.mark.slow
 @tpu
 def test_7b_on_v5p_8() -> None:
     compiled, layers = compile_for("v5p", 4, "Qwen2.5-Math-7B", "data=1,fsdp=4", 32)
     check_pallas(compiled, layers)
 
 
+@pytest.mark.slow
 @tpu
 def test_7b_on_v6e_8() -> None:
     compiled, layers = compile_for("v6e", 8, "Qwen2.5-Math-7B", "data=1,fsdp=8", 32)

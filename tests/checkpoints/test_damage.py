@@ -72,7 +72,7 @@ class Run:
         self.loaded = {step: loaded_prm.load_for_inference(self.path / "checkpoints" / str(step)) for step in (1, 2)}
 
 
-@pytest.fixture(scope="module", params=["adamw", "adamw_compact"])
+@pytest.fixture(scope="module", params=["adamw", pytest.param("adamw_compact", marks=pytest.mark.slow)])
 def run(request, tmp_path_factory) -> Run:
     return Run(tmp_path_factory.mktemp(request.param), request.param)
 
