@@ -14,6 +14,11 @@ def near(found, wanted) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def near_logits(found, wanted) -> None:
+    """Logits of other batches: a logit is a sum that may cancel, so its rounding is that of the largest one."""
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * max(1.0, float(np.abs(wanted).max())))
+
+
 def marked(prm, question, steps) -> str:
     """The text of a conversation, with a marker after each step."""
     prompt = prm.tokenizer.apply_chat_template(
@@ -32,7 +37,7 @@ def test_steps_of_one_solution_and_of_many(client, solutions, expected) -> None:
     assert answer.status == 200 and len(answer.body["scores"]) == len(several) == 8
     for found, logits, z in zip(answer.body["scores"], answer.body["logits"], expected, strict=False):
         near(found, sigmoid(z))
-        near(logits, z)
+        near_logits(logits, z)
     assert answer.body["usage"]["total_tokens"] > 0
 
 
