@@ -15,8 +15,8 @@ def near(found, wanted) -> None:
 
 
 def near_logits(found, wanted) -> None:
-    """Logits of other batches: a logit is a sum that may cancel, so its rounding is that of the largest one."""
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * max(1.0, float(np.abs(wanted).max())))
+    """Logits of other batches: a logit is a sum that may cancel, so the bound is absolute."""
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
 def marked(prm, question, steps) -> str:
@@ -94,7 +94,7 @@ def test_verl_reads_the_last_probability(client, prm, solutions, expected) -> No
         body = {"model": "tiny", "input": marked(prm, *solutions[i]), "activation": False}
         answer = client.post("/classify", body)
         assert answer.status == 200
-        near(answer.body["data"][-1]["probs"][-1], expected[i][-1])
+        near_logits(answer.body["data"][-1]["probs"][-1], expected[i][-1])
         assert answer.body["data"][0]["label"] == f"LABEL_{int(expected[i][-1] > 0)}"
         body["activation"] = True
         near(client.post("/classify", body).body["data"][-1]["probs"][-1], sigmoid(expected[i])[-1])
