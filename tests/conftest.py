@@ -106,6 +106,17 @@ def tiny(tmp_path_factory):
     return TinyRuns(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+    """JAX shows one device, so that rows need not be multiples of eight."""
+    import jax
+
+    with pytest.MonkeyPatch.context() as patch:
+        first = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda *_: first)
+        yield
+
+
 def _start_compiling(changed: Mapping[str, Any]) -> None:
     """Change JAX's configuration, and compile with it also what was compiled without."""
     import jax

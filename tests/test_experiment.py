@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 
@@ -45,17 +44,8 @@ def configure(directory, *more):
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    """Rows then need not be multiples of eight."""
-    with pytest.MonkeyPatch.context() as patch:
-        first = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda *_: first)
-        yield
-
-
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(one_device, tmp_path_factory):
     directory = tmp_path_factory.mktemp("experiment")
     assert experiment.main(configure(directory)) == 0
     return directory

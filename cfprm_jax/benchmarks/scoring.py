@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from jax.sharding import Mesh
 
 from cfprm_jax.inference import parts, trunk
-from cfprm_jax.inference.load import encoding_of, limited, open_prm
+from cfprm_jax.inference.load import encoding_of, limited, open_configured
 from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.runtime import shards
@@ -32,15 +32,7 @@ def open_scorer(config: Any, mesh: Mesh, log: Log) -> tuple[Scorer, str]:
     model = config.model or config.checkpoint
     encoding = encoding_of(model, config.encoding, config.step_separator)
     log(f"encoding    {encoding.name} ({encoding.reason})")
-    loaded = open_prm(
-        model,
-        config.dtype,
-        config.attention,
-        mesh,
-        encoding=encoding.name,
-        step_separator=config.step_separator,
-        log=lambda line: log(f"checkpoint  {line}"),
-    )
+    loaded = open_configured(model, config, mesh, log=lambda line: log(f"checkpoint  {line}"))
     if "step" in loaded.meta:
         log(f"step        {loaded.meta['step']:,}")
     cached = trunk.for_scoring(config.cache_frozen, loaded, model, mesh)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,8 +19,7 @@ from cfprm_jax.data import questions
 from cfprm_jax.data.corpus_files import GranularityWriter
 from cfprm_jax.data.corpus_report import LABEL_CLASSES, PERCENTILES, DistinctCounts
 from cfprm_jax.data.encoding import Encoded, Encoder
-from cfprm_jax.data.formats import ReadReport
-from cfprm_jax.data.formats import read as read_trajectories
+from cfprm_jax.data.formats import ReadReport, read_as
 from cfprm_jax.data.formats.files import Paths
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.data.trajectory import Trajectory
@@ -164,7 +164,7 @@ def build(
         for granularity in stages:
             writers[granularity] = GranularityWriter(directory / str(granularity))
         waiting: list[list[Trajectory]] = []
-        for record in _records(_read(paths, read, reading)):
+        for record in group_records(read_as(paths, read, reading), _LARGEST_RECORD):
             used = [trajectory for trajectory in record if on_this_side(trajectory)]
             other += len(record) - len(used)
             if used:
@@ -193,24 +193,12 @@ def build(
     return {"report": report, "granularities": {str(g): writers[g].counts() for g in stages}}
 
 
-def _read(paths: Paths, read: ReadConfig, report: ReadReport) -> Iterator[Trajectory]:
-    return read_trajectories(
-        paths,
-        read.data_format,
-        neutral=read.neutral,
-        alternatives=read.alternatives,
-        max_bad_rows=read.max_bad_rows,
-        report=report,
-        estimates=read.estimates,
-    )
-
-
-def _records(trajectories: Iterator[Trajectory]) -> Iterator[list[Trajectory]]:
+def group_records(trajectories: Iterator[Trajectory], largest: float = math.inf) -> Iterator[list[Trajectory]]:
+    """Consecutive trajectories of one source and question, at most `largest` at a time."""
     record: list[Trajectory] = []
     for trajectory in trajectories:
         if record and (
-            (record[0].source, record[0].question) != (trajectory.source, trajectory.question)
-            or len(record) >= _LARGEST_RECORD
+            (record[0].source, record[0].question) != (trajectory.source, trajectory.question) or len(record) >= largest
         ):
             yield record
             record = []

@@ -126,16 +126,7 @@ class _Pass:
         """Writes the whole input at this granularity."""
         windows, separator = config.windows, config.encoding.separator
         progress = ProgressLine(f"C={self.granularity}")
-        read = config.read
-        for trajectory in formats.read(
-            config.files.input,
-            read.data_format,
-            neutral=read.neutral,
-            alternatives=read.alternatives,
-            max_bad_rows=read.max_bad_rows,
-            report=self.reading,
-            estimates=read.estimates,
-        ):
+        for trajectory in formats.read_as(config.files.input, config.read, self.reading):
             self.read.add(trajectory)
             progress.show(lambda: _read_so_far(self.reading, progress), self.reading.fraction)
             if self.exclusion.takes(trajectory):

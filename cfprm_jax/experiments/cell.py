@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.encoding import Encoder
+from cfprm_jax.data.loader import Loader
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.pool import log_sigmoid
 from cfprm_jax.grading.grader import Grader
@@ -36,6 +37,8 @@ from cfprm_jax.run.setup import Setup, setup
 from cfprm_jax.runtime import digests
 from cfprm_jax.sharding import rules
 from cfprm_jax.training import program
+
+_MEASURED_STEPS = 64
 
 SUBSETS = ("first", "all")
 """Which n candidates are chosen from: the first in file order, as bon does; or every subset of n, on average."""
@@ -171,13 +174,7 @@ class Bench:
           UserError: what the command raises, or a loss that is not finite.
         """
         made = train(config, self._mesh)
-        loaded = LoadedPRM(
-            dataclasses.replace(made.setup.network.config, remat="none"),
-            made.params,
-            made.setup.tokenizer,
-            config.encoding,
-            {},
-        )
+        loaded = made.loaded
         aurocs, right = self._choices(loaded, tests, n)
         return CellOutcome(made.setup.num_steps, made.tokens, made.final_loss, digest(loaded.params), aurocs, right)
 
@@ -223,6 +220,12 @@ class Trained(NamedTuple):
     tokens: int
     final_loss: float
 
+    @property
+    def loaded(self) -> LoadedPRM:
+        """The PRM, ready to score."""
+        network = dataclasses.replace(self.setup.network.config, remat="none")
+        return LoadedPRM(network, self.params, self.setup.tokenizer, self.setup.config.encoding, {})
+
 
 def train(config: TrainConfig, mesh: Mesh) -> Trained:
     """Train as the train command would.
@@ -244,6 +247,12 @@ def train(config: TrainConfig, mesh: Mesh) -> Trained:
     if not np.isfinite(values).all():
         raise UserError(f"the loss of step {int(np.flatnonzero(~np.isfinite(values))[0]) + 1} is not finite")
     return Trained(made, state.params, tokens, float(values[-max(num_steps // 10, 1) :].mean()))
+
+
+def tokens_a_step(loader: Loader) -> float:
+    """The mean number of tokens that a step computes, from at most 64 batches at even distances."""
+    places = np.linspace(0, loader.num_steps - 1, min(_MEASURED_STEPS, loader.num_steps)).astype(int)
+    return float(np.mean([loader.batch(int(place)).tokens_computed for place in places]))
 
 
 def aggregate(logits: Float[np.ndarray, " steps"] | None, aggregation: str) -> float:

@@ -1,15 +1,19 @@
-"""Runs the cells of a grid that have no result yet; several processes may share them."""
+"""Runs the cells of a grid that have no result yet, and keeps results; several processes may share them."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from cfprm_jax.experiments.grid import Cell
-from cfprm_jax.runtime import locks
+from cfprm_jax.runtime import atomic, locks
 from cfprm_jax.runtime.progress import duration
 
 _Result = TypeVar("_Result")
@@ -61,6 +65,31 @@ def run_cells(
         if not progressed:
             time.sleep(1.0)  # another process has the rest
     return [found[cell] for cell in grid]
+
+
+class StoredResult(NamedTuple):
+    """A result as it is kept: a summary for JSON, with the "fingerprint" of the cell, and arrays by name."""
+
+    summary: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def write_result(path: pathlib.Path, result: StoredResult) -> None:
+    """One file, the same bytes for the same numbers, whole or not there."""
+    content = io.BytesIO()
+    stored: dict[str, Any] = {"summary": np.array(json.dumps(result.summary)), **result.arrays}
+    np.savez_compressed(content, **stored)
+    atomic.write_bytes(path, content.getvalue())
+
+
+def read_result(path: pathlib.Path, fingerprint: Callable[[], str]) -> StoredResult | None:
+    """The result in a file; None if there is no file, or its cell had another fingerprint."""
+    if not path.exists():
+        return None
+    with np.load(path) as stored:
+        summary = json.loads(str(stored["summary"]))
+        arrays = {name: stored[name] for name in stored.files if name != "summary"}
+    return StoredResult(summary, arrays) if summary["fingerprint"] == fingerprint() else None
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def tables(what: Comparison, results: Results, found: Sequence[PairedDifference]
         for row in results.rows:
             for name, treatment in what.treatments.items():
                 if results.has(level, row, name):
-                    shown = [_percent(estimates([results.mean(level, row, name, test)])[0]) for test in results.tests]
+                    shown = [estimates([results.mean(level, row, name, test)])[0].percent() for test in results.tests]
                     size = [f"{results.steps(level, row, name):,.0f}", f"{results.tokens(level, row, name):,.0f}"]
                     accuracy.append([level, LOSSES[row], treatment.title, *size, *shown])
     differences = [["level", "loss", "difference", *results.tests, "all"]]
@@ -131,7 +131,7 @@ def tables(what: Comparison, results: Results, found: Sequence[PairedDifference]
         grouped.setdefault(key, {})[one.test] = one.estimate
     for (level, row, name, baseline), by_test in grouped.items():
         title = f"{what.treatments[name].title}, minus {what.treatments[baseline].title}"
-        differences.append([level, LOSSES[row], title, *(_percent(made, "+") for made in by_test.values())])
+        differences.append([level, LOSSES[row], title, *(made.percent("+") for made in by_test.values())])
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
     return "\n".join(
         [
@@ -145,7 +145,3 @@ def tables(what: Comparison, results: Results, found: Sequence[PairedDifference]
             table2.padded(differences),
         ]
     )
-
-
-def _percent(estimate: Estimate, sign: str = "") -> str:
-    return f"{100 * estimate.mean:{sign}.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

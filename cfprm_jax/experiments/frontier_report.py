@@ -157,8 +157,8 @@ def table(points: Sequence[Point]) -> str:
     for point in points:
         what = frontier.treatment(point.treatment)
         names = [point.level, LOSSES[point.row], *title(point), f"{what.batch_tokens:,}", f"{point.tokens:,.0f}"]
-        accuracy = [_interval(point.accuracy[test]) for test in tests]
-        difference = [_interval(point.difference[test], "+") if point.difference else "" for test in tests]
+        accuracy = [point.accuracy[test].percent() for test in tests]
+        difference = [point.difference[test].percent("+") if point.difference else "" for test in tests]
         grid.append([*names, f"{point.steps:,.0f}", f"{what.learning_rate:g}", *accuracy, *difference])
         line = []
         for test in tests:
@@ -181,10 +181,6 @@ def table(points: Sequence[Point]) -> str:
             table2.padded(others),
         ]
     )
-
-
-def _interval(estimate: Estimate, sign: str = "") -> str:
-    return f"{100 * estimate.mean:{sign}.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
 def plot(points: Sequence[Point], path: pathlib.Path) -> None:

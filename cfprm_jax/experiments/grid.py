@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cfprm_jax import config
 from cfprm_jax.config import GranularityConfig
@@ -143,15 +143,7 @@ def frontier_cells(
     Raises:
       UserError: a name that is none, or one twice; a value that an axis does not have.
     """
-    check_names("--rows", rows, tuple(LOSSES))
-    check_names("--seeds", [str(seed) for seed in seeds], None)
-    return [
-        Cell(level, row, treatment, seed)
-        for seed in seeds
-        for level in levels
-        for row in rows
-        for treatment in frontier.treatments(axes, row)
-    ]
+    return _product(rows, levels, seeds, lambda _, row: frontier.treatments(axes, row))
 
 
 def oracle_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -162,16 +154,12 @@ def oracle_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int
     Raises:
       UserError: a name that is none, or one twice.
     """
-    check_names("--rows", rows, tuple(LOSSES))
-    check_names("--seeds", [str(seed) for seed in seeds], None)
-    return [
-        Cell(level, row, name, seed)
-        for seed in seeds
-        for level in levels
-        for row in rows
-        for name, treatment in oracle.TREATMENTS.items()
-        if any(laboratory.LEVELS[level]) or not treatment.training_rows
-    ]
+
+    def possible(level: str, _: str) -> list[str]:
+        redundant = any(laboratory.LEVELS[level])
+        return [name for name, what in oracle.TREATMENTS.items() if redundant or not what.training_rows]
+
+    return _product(rows, levels, seeds, possible)
 
 
 def label_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -180,11 +168,7 @@ def label_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]
     Raises:
       UserError: a name that is none, or one twice.
     """
-    check_names("--rows", rows, tuple(LOSSES))
-    check_names("--seeds", [str(seed) for seed in seeds], None)
-    return [
-        Cell(level, row, name, seed) for seed in seeds for level in levels for row in rows for name in rolled.TREATMENTS
-    ]
+    return _product(rows, levels, seeds, lambda *_: rolled.TREATMENTS)
 
 
 def search_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -193,6 +177,17 @@ def search_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int
     Raises:
       UserError: a name that is none, or one twice.
     """
+    return _product(rows, levels, seeds, lambda *_: ("plain_once", "c2_once"))
+
+
+def _product(
+    rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int], treatments: Callable[[str, str], Iterable[str]]
+) -> list[Cell]:
+    """Every cell of losses, seed by seed; treatments gives the names of a level and a row.
+
+    Raises:
+      UserError: a row that is no loss, or a name that is there twice.
+    """
     check_names("--rows", rows, tuple(LOSSES))
     check_names("--seeds", [str(seed) for seed in seeds], None)
     return [
@@ -200,7 +195,7 @@ def search_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int
         for seed in seeds
         for level in levels
         for row in rows
-        for name in ("plain_once", "c2_once")
+        for name in treatments(level, row)
     ]
 
 

@@ -50,6 +50,10 @@ class Estimate:
     error: float
     p: float
 
+    def percent(self, sign: str = "") -> str:
+        """In %, with the 95 % interval; sign="+" shows that of the mean."""
+        return f"{100 * self.mean:{sign}.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
     @property
     def sign(self) -> int:
         """1 or -1 if the interval of the family excludes 0 on that side, else 0."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from cfprm_jax.benchmarks.process_bench import read as read_process_bench
 from cfprm_jax.config import ReadConfig
-from cfprm_jax.data import formats
+from cfprm_jax.data import corpus_build, formats
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.formats import ReadReport
 from cfprm_jax.data.prefix_places import PrefixPlaces
@@ -80,7 +80,7 @@ def choose(paths: Sequence[str], read: ReadConfig, encoder: Encoder, number: int
     records: list[Record] = []
     seen = too_large = unlabelled = 0
     report = ReadReport()
-    for trajectories in _records(paths, read, report):
+    for trajectories in corpus_build.group_records(formats.read_as(paths, read, report)):
         seen += 1
         encoded = encoder.encode_many([(t.question, t.steps, t.labels) for t in trajectories])
         tokens = PrefixPlaces.of([one.tokens for one in encoded if len(one.step_positions)]).tokens
@@ -96,25 +96,6 @@ def choose(paths: Sequence[str], read: ReadConfig, encoder: Encoder, number: int
         within = f" of at most {most:,} distinct tokens" if most else ""
         raise UserError(f"{flag}={','.join(paths)}: {len(records):,} records{within}, expected {number or 1:,}")
     return Chosen(records, seen, too_large, unlabelled, len(report.bad_rows))
-
-
-def _records(paths: Sequence[str], read: ReadConfig, report: ReadReport) -> Iterator[list[Trajectory]]:
-    record: list[Trajectory] = []
-    for one in formats.read(
-        paths,
-        read.data_format,
-        neutral=read.neutral,
-        alternatives=read.alternatives,
-        max_bad_rows=read.max_bad_rows,
-        report=report,
-        estimates=read.estimates,
-    ):
-        if record and (record[0].source, record[0].question) != (one.source, one.question):
-            yield record
-            record = []
-        record.append(one)
-    if record:
-        yield record
 
 
 def drawn(records: Sequence[Record], most: int, seed: int) -> list[Record]:

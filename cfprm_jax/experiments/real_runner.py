@@ -6,8 +6,6 @@ As in :mod:`.runner`, a cell whose directory has a result with the same fingerpr
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +18,8 @@ from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.errors import UserError
-from cfprm_jax.experiments.cell_runs import run_cells
+from cfprm_jax.experiments.cell import tokens_a_step
+from cfprm_jax.experiments.cell_runs import StoredResult, read_result, run_cells, write_result
 from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.real import RealConfig, what
 from cfprm_jax.experiments.real_cell import RealBench, RealOutcome
@@ -34,8 +33,6 @@ from cfprm_jax.runtime import atomic, config_files, digests
 
 # Raised when the same options would give other numbers.
 _VERSION = 1
-# Batches whose tokens are counted, to estimate the tokens of a run.
-_MEASURED_STEPS = 64
 # Options that change no number, or that a cell's identity has in another form.
 _NOT_IN_IDENTITY = (
     *("output_dir", "compile_cache_dir", "data_cache_dir", "cache_frozen", "logger"),
@@ -187,8 +184,7 @@ class RealRunner:
 
     def _tokens(self, loader: Loader) -> float:
         """The tokens that a run computes, from a sample of its batches."""
-        places = np.linspace(0, loader.num_steps - 1, min(_MEASURED_STEPS, loader.num_steps)).astype(int)
-        return loader.num_steps * float(np.mean([loader.batch(int(place)).tokens_computed for place in places]))
+        return loader.num_steps * tokens_a_step(loader)
 
     def _train_path(self, seed: int) -> pathlib.Path:
         """The records of a seed, written when they are first needed."""
@@ -220,23 +216,15 @@ class RealRunner:
         return digests.of_json({**self._identity, "cell": own, "train": train})
 
     def _load(self, cell: Cell) -> RealResult | None:
-        path = self._cell_directory(cell) / "result.npz"
-        if not path.exists():
-            return None
-        with np.load(path) as stored:
-            summary = json.loads(str(stored["summary"]))
-            arrays = {name: stored[name] for name in stored.files if name != "summary"}
-        return RealResult(cell, summary, arrays) if summary["fingerprint"] == self._fingerprint(cell) else None
+        stored = read_result(self._cell_directory(cell) / "result.npz", lambda: self._fingerprint(cell))
+        return None if stored is None else RealResult(cell, *stored)
 
     def _run(self, cell: Cell) -> tuple[RealResult, float]:
         config, directory = self.train_config(cell), self._cell_directory(cell)
         outcome = self._bench.run(config, self._sizes)
         result = RealResult(cell, _summary(outcome, self._fingerprint(cell)), outcome.arrays)
         atomic.write_text(directory / "train.flags", config_files.flag_file(config))
-        content = io.BytesIO()
-        arrays: dict[str, Any] = {"summary": np.array(json.dumps(result.summary)), **outcome.arrays}
-        np.savez_compressed(content, **arrays)
-        atomic.write_bytes(directory / "result.npz", content.getvalue())
+        write_result(directory / "result.npz", StoredResult(result.summary, outcome.arrays))
         return result, outcome.train_seconds + outcome.evaluation_seconds
 
 

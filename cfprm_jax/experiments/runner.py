@@ -8,8 +8,6 @@ one experiment: each takes cells that no other process has locked.
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +24,8 @@ from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.partition import shared_forest
 from cfprm_jax.experiments import laboratory, oracle, rolled
-from cfprm_jax.experiments.cell import Bench, CellOutcome, TestSet, read_test
-from cfprm_jax.experiments.cell_runs import run_cells
+from cfprm_jax.experiments.cell import Bench, CellOutcome, TestSet, read_test, tokens_a_step
+from cfprm_jax.experiments.cell_runs import StoredResult, read_result, run_cells, write_result
 from cfprm_jax.experiments.grid import TREATMENTS, Cell
 from cfprm_jax.experiments.treatment import COMPUTE, EXACT, MATCHED, Treatment
 from cfprm_jax.run import inputs
@@ -38,10 +36,11 @@ from cfprm_jax.runtime import atomic, config_files, digests, locks
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.
 _VERSION = 2
-# Options that a cell's identity holds in another form.
-_OF_THE_CELL = ("train_data", "model", "seed", "loss")
-# Batches whose tokens are counted, to estimate the number of steps for a given number of tokens.
-_MEASURED_STEPS = 64
+# Options that change no number, or that a cell's identity has in another form.
+_NOT_IN_IDENTITY = (
+    *("output_dir", "compile_cache_dir", "data_cache_dir", "logger"),
+    *("train_data", "model", "seed", "loss"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,24 +196,13 @@ class Runner:
     def fingerprint(self, cell: Cell) -> str:
         """A hash of its options and of the content of its files."""
         options = config_files.as_dict(self._materials.base)
-        for name in (
-            "output_dir",
-            "compile_cache_dir",
-            "data_cache_dir",
-            "train_data",
-            "model",
-            "seed",
-            "loss",
-            "logger",
-        ):
-            options.pop(name)
         what = dataclasses.asdict(cell.what)
         for name in ("training_rows", "estimate"):
             if not what[name]:
                 del what[name]  # so that results from before this field stay valid
         identity = {
             "version": _VERSION,
-            "options": options,
+            "options": {name: value for name, value in options.items() if name not in _NOT_IN_IDENTITY},
             "cell": [cell.loss, what, cell.seed],
             "train": [self._digest(file.path) for file in expand(self._train(cell))],
             "model": {p.name: self._digest(p) for p in sorted(self._model(cell.level).iterdir()) if p.is_file()},
@@ -229,13 +217,8 @@ class Runner:
         return self._digests[path]
 
     def _load(self, cell: Cell) -> CellResult | None:
-        path = self.cell_directory(cell) / "result.npz"
-        if not path.exists():
-            return None
-        with np.load(path) as stored:
-            summary = json.loads(str(stored["summary"]))
-            right = {name: stored[name] for name in stored.files if name != "summary"}
-        return CellResult(cell, summary, right) if summary["fingerprint"] == self.fingerprint(cell) else None
+        stored = read_result(self.cell_directory(cell) / "result.npz", lambda: self.fingerprint(cell))
+        return None if stored is None else CellResult(cell, *stored)
 
     def _run(self, cell: Cell) -> tuple[CellResult, float]:
         started = time.monotonic()
@@ -245,7 +228,7 @@ class Runner:
         seconds = time.monotonic() - started
         atomic.write_text(directory / "train.flags", config_files.flag_file(config))
         atomic.write_text(directory / "seconds.txt", f"{seconds:.2f}\n")
-        _write(directory / "result.npz", summary, outcome.right)
+        write_result(directory / "result.npz", StoredResult(summary, outcome.right))
         return CellResult(cell, summary, outcome.right), seconds
 
 
@@ -269,8 +252,7 @@ def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus, mesh:
         packing=dataclasses.replace(config.packing, batch_tokens=what.batch_tokens),
     )
     once = training_loader(config, corpus, mesh)
-    places = np.linspace(0, once.num_steps - 1, min(_MEASURED_STEPS, once.num_steps)).astype(int)
-    tokens = float(np.mean([once.batch(int(place)).tokens_computed for place in places]))
+    tokens = tokens_a_step(once)
     # Two digits, so that seeds share compiled steps: the schedule of another number of steps is another program.
     steps = max(int(float(f"{what.train_tokens / tokens:.1e}")), 1)
     passes = -(-steps // once.num_steps)
@@ -314,14 +296,6 @@ def _summary(outcome: CellOutcome, fingerprint: str, sizes: Sequence[int]) -> di
         "n": list(sizes),
         "accuracy": {name: right.mean(axis=0).tolist() for name, right in outcome.right.items()},
     }
-
-
-def _write(path: pathlib.Path, summary: dict[str, Any], right: dict[str, np.ndarray]) -> None:
-    """One file, the same bytes for the same numbers, whole or not there."""
-    content = io.BytesIO()
-    arrays: dict[str, Any] = {"summary": np.array(json.dumps(summary)), **right}
-    np.savez_compressed(content, **arrays)
-    atomic.write_bytes(path, content.getvalue())
 
 
 def _accuracies(result: CellResult) -> str:

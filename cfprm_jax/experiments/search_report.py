@@ -122,9 +122,9 @@ def table(found: Sequence[SettingOutcome], seeds: int) -> str:
     head = ["level", "loss", "reward model", "test set", "setting", "tokens, policy", "tokens, reward", "accuracy"]
     grid = [[*head, "minus Best-of-N at equal cost"]]
     for one in found:
-        difference = "" if one.difference is None else _percent(one.difference, "+")
+        difference = "" if one.difference is None else one.difference.percent("+")
         names = [one.level, LOSSES[one.row], TREATMENTS[one.treatment].title, one.test, one.setting]
-        grid.append([*names, f"{one.policy:,.0f}", f"{one.reward:,.0f}", _percent(one.accuracy), difference])
+        grid.append([*names, f"{one.policy:,.0f}", f"{one.reward:,.0f}", one.accuracy.percent(), difference])
     return "\n".join(
         [
             "# Search at equal cost",
@@ -137,10 +137,6 @@ def table(found: Sequence[SettingOutcome], seeds: int) -> str:
             table2.padded(grid),
         ]
     )
-
-
-def _percent(estimate: Estimate, sign: str = "") -> str:
-    return f"{100 * estimate.mean:{sign}.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
 def plot(found: Sequence[SettingOutcome], path: pathlib.Path) -> None:

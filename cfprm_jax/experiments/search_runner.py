@@ -8,7 +8,6 @@ the same layers, so the sum of both counts is proportional to their FLOPs.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import pathlib
 import time
@@ -22,7 +21,7 @@ from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.question_files import QuestionRow
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import cell as cells
-from cfprm_jax.experiments.cell_runs import run_cells
+from cfprm_jax.experiments.cell_runs import StoredResult, read_result, run_cells, write_result
 from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.runner import Materials, Runner
 from cfprm_jax.inference.loaded import LoadedPRM
@@ -120,28 +119,18 @@ class SearchRunner:
         return digests.of_json([self._runner.fingerprint(cell), dataclasses.asdict(self._config)])
 
     def _load(self, cell: Cell) -> SearchResult | None:
-        path = self._directory(cell) / "search.npz"
-        if not path.exists():
-            return None
-        with np.load(path) as stored:
-            summary = json.loads(str(stored["summary"]))
-            arrays = {name: stored[name] for name in stored.files if name != "summary"}
-        return SearchResult(cell, summary, arrays) if summary["fingerprint"] == self._fingerprint(cell) else None
+        stored = read_result(self._directory(cell) / "search.npz", lambda: self._fingerprint(cell))
+        return None if stored is None else SearchResult(cell, *stored)
 
     def _run(self, cell: Cell) -> tuple[SearchResult, float]:
         started = time.monotonic()
         config = self._runner.train_config(cell)
         made = cells.train(config, self._mesh)
-        network = dataclasses.replace(made.setup.network.config, remat="none")
-        loaded = LoadedPRM(network, made.params, made.setup.tokenizer, config.encoding, {})
-        arrays = self._search(cell, loaded)
+        arrays = self._search(cell, made.loaded)
         summary = {"fingerprint": self._fingerprint(cell), "steps": made.setup.num_steps, "tokens": made.tokens}
-        content = io.BytesIO()
-        stored: dict[str, Any] = {"summary": np.array(json.dumps(summary)), **arrays}
-        np.savez_compressed(content, **stored)
         directory = self._directory(cell)
         atomic.write_text(directory / "train.flags", config_files.flag_file(config))
-        atomic.write_bytes(directory / "search.npz", content.getvalue())
+        write_result(directory / "search.npz", StoredResult(summary, arrays))
         return SearchResult(cell, summary, arrays), time.monotonic() - started
 
     def _search(self, cell: Cell, loaded: LoadedPRM) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,25 @@ def open_prm(
     shardings = rules.param_shardings(mesh, param_specs(network))
     params, _ = loading.load_params(path, network, shardings=shardings, dtype=jnp.dtype(dtype), head=head)
     return LoadedPRM(network, params, tokenizer, config, meta, name)
+
+
+def open_configured(path: str | pathlib.Path, config: Any, mesh: Mesh, log: Callable[[str], None] = warn) -> LoadedPRM:
+    """:func:`open_prm` with the options of a command: dtype, attention, encoding and step_separator."""
+    return open_prm(
+        path,
+        config.dtype,
+        config.attention,
+        mesh,
+        encoding=config.encoding,
+        step_separator=config.step_separator,
+        log=log,
+    )
+
+
+def require_one_prm(model: str, checkpoint: str) -> None:
+    """UserError unless exactly one of --model and --checkpoint is set."""
+    if bool(model) == bool(checkpoint):
+        raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
 
 
 def is_run(path: pathlib.Path) -> bool:

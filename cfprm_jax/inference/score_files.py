@@ -14,7 +14,7 @@ from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.inference import parts, trunk
-from cfprm_jax.inference.load import encoding_of, limited, open_prm
+from cfprm_jax.inference.load import encoding_of, limited, open_configured, require_one_prm
 from cfprm_jax.inference.options import ScoreConfig
 from cfprm_jax.inference.row_file import open_rows
 from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, question_of, score_rows
@@ -50,8 +50,7 @@ def score_files(config: ScoreConfig, log: Callable[[str], None]) -> ScoreSummary
     Raises:
       UserError: invalid options or input. Rows scored before remain in OUTPUT.partial and can be resumed.
     """
-    if bool(config.model) == bool(config.checkpoint):
-        raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
+    require_one_prm(config.model, config.checkpoint)
     if not config.input or not config.output:
         raise UserError(f"--{'output' if config.input else 'input'} is empty")
     shard_text = shards.resolve(config.shard, os.environ)
@@ -75,15 +74,7 @@ def score_files(config: ScoreConfig, log: Callable[[str], None]) -> ScoreSummary
         if output.complete:
             return ScoreSummary(target, None)
         log(f"devices     {devices.describe(chosen)}")
-        opened = open_prm(
-            model,
-            config.dtype,
-            config.attention,
-            mesh,
-            encoding=encoding.name,
-            step_separator=config.step_separator,
-            log=lambda line: log(f"checkpoint  {line}"),
-        )
+        opened = open_configured(model, config, mesh, log=lambda line: log(f"checkpoint  {line}"))
         step = opened.meta.get("step")
         if step is not None:
             output.require("step", step)

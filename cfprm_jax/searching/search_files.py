@@ -19,7 +19,7 @@ from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.inference.candidates import encode_prompts, question_fields
-from cfprm_jax.inference.load import encoding_of, limited, open_prm
+from cfprm_jax.inference.load import limited, open_configured
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.prefix_scorer import PrefixScorer
 from cfprm_jax.inference.row_file import open_rows
@@ -98,16 +98,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             reward = ServerReward(config.reward, os.environ.get("CFPRM_API_KEY", ""))
             separator = config.separator
         else:
-            encoding = encoding_of(config.reward, config.encoding, config.step_separator)
-            opened = open_prm(
-                config.reward,
-                config.dtype,
-                config.attention,
-                mesh,
-                encoding=encoding.name,
-                step_separator=config.step_separator,
-            )
-            loaded = limited(opened, 0)
+            loaded = limited(open_configured(config.reward, config, mesh), 0)
             reward = PRMReward(PrefixScorer(loaded, config.prefix_cache_tokens, mesh=mesh))
             separator = loaded.encoding.separator
             parameters["reward_parameters"] = _size(loaded.params)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
-from cfprm_jax.inference.load import encoding_of, limited, open_prm
+from cfprm_jax.inference.load import encoding_of, limited, open_configured, require_one_prm
 from cfprm_jax.inference.prefix_scorer import PrefixScorer
 from cfprm_jax.runtime import devices
 from cfprm_jax.serving.options import TOKEN_VARIABLE, ServeConfig
@@ -43,8 +43,7 @@ def serve(config: ServeConfig, log: Callable[[str], None]) -> ServeSummary:
     Raises:
       UserError: invalid options, a package of the extra is missing, or the address is in use.
     """
-    if bool(config.model) == bool(config.checkpoint):
-        raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
+    require_one_prm(config.model, config.checkpoint)
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f'serve needs {", ".join(missing)}: pip install "cfprm-jax[serve]"')
@@ -58,15 +57,7 @@ def serve(config: ServeConfig, log: Callable[[str], None]) -> ServeSummary:
     token = config.api_key or os.environ.get(TOKEN_VARIABLE, "")
     with session.opened(config.device) as (chosen, mesh), listen(config.host, config.port) as listener:
         log(f"devices     {devices.describe(chosen)}")
-        opened = open_prm(
-            model,
-            config.dtype,
-            config.attention,
-            mesh,
-            encoding=encoding.name,
-            step_separator=config.step_separator,
-            log=lambda line: log(f"checkpoint  {line}"),
-        )
+        opened = open_configured(model, config, mesh, log=lambda line: log(f"checkpoint  {line}"))
         loaded = limited(opened, config.max_length)
         scorer = PrefixScorer(loaded, config.prefix_cache_tokens, config.batch_tokens, mesh)
         step = loaded.meta.get("step")

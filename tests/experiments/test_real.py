@@ -69,17 +69,8 @@ def run(directory, *more: str) -> int:
     return experiment.main(flags.parse(options.ExperimentConfig, arguments(directory, *more)))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    """Rows then need not be multiples of eight."""
-    with pytest.MonkeyPatch.context() as patch:
-        first = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda *_: first)
-        yield
-
-
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(one_device, tmp_path_factory):
     directory = tmp_path_factory.mktemp("real")
     write_files(directory)
     lines: list[str] = []

@@ -8,6 +8,6 @@ Files and lines are the subject of :mod:`cfprm_jax.data.formats.reading` alone.
 """
 
 from cfprm_jax.data.formats.files import expand
-from cfprm_jax.data.formats.reading import BadRow, ReadReport, read, write_bad_rows
+from cfprm_jax.data.formats.reading import BadRow, ReadReport, read, read_as, write_bad_rows
 
-__all__ = ["BadRow", "ReadReport", "expand", "read", "write_bad_rows"]
+__all__ = ["BadRow", "ReadReport", "expand", "read", "read_as", "write_bad_rows"]

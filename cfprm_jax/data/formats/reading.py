@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cfprm_jax.config import DATA_FORMATS, EstimateConfig
+from cfprm_jax.config import DATA_FORMATS, EstimateConfig, ReadConfig
 from cfprm_jax.data.formats import files
 from cfprm_jax.data.formats.fields import ParseOptions, Solution
 from cfprm_jax.data.formats.files import InputFile, Paths, Row
@@ -100,6 +100,19 @@ def read(
     options = (neutral, alternatives, estimates or EstimateConfig())
     reading = _Reading(report, *options, max_bad_rows, bad_rows)
     return _read(files.expand(path), data_format, reading)
+
+
+def read_as(paths: Paths, config: ReadConfig, report: ReadReport) -> Iterator[Trajectory]:
+    """:func:`read` with the options of a command, filling the report."""
+    return read(
+        paths,
+        config.data_format,
+        neutral=config.neutral,
+        alternatives=config.alternatives,
+        max_bad_rows=config.max_bad_rows,
+        report=report,
+        estimates=config.estimates,
+    )
 
 
 def write_bad_rows(path: str | os.PathLike[str], bad_rows: Iterable[BadRow]) -> None:
