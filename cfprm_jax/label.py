@@ -55,6 +55,11 @@ def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
         f"{summary['prefixes_too_long']:,} prefixes too long",
         f"violations  {summary['violations']:,} solutions with a success after a step without one",
     ]
+    if summary["correct_with_zeros"]:
+        lines.append(
+            f"note        {summary['correct_with_zeros']:,} correct solutions have a step from which no rollout "
+            "reaches the answer: --estimate of prepare and train decides their labels (docs/labels.md)"
+        )
     if this["share_computed"] is not None:
         lines.append(
             f"prefill     {this['prompt_tokens_computed']:,} tokens, {this['share_computed']:.1%} of one prefill "

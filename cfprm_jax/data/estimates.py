@@ -13,9 +13,14 @@ With the rate p_t = s_t / n_t, p_0 the question's own:
                    that of the last step which has one (ReST-MCTS*, arXiv 2406.03816)
 
 The first error is the first step without a success (for hard: with less than --hard_threshold). What follows it is
-unlabelled, negative or labelled by its own counts, according to --after_first_error. A step without rollouts, or whose
-rollouts all lack a verdict (n_t = 0), is unlabelled; for hard it is positive where a later step has a success, since a
-continuation of that one is a continuation of this one (--unrolled=null leaves it unlabelled).
+unlabelled, negative or labelled by its own counts, according to --after_first_error. This includes correct solutions: a
+step from which no rollout reaches the answer ends their labels, too, although the solution itself reaches it
+(Qwen2.5-Math-PRM, arXiv 2501.07301). Two estimates judge correct solutions by their answer, and find no first error in
+them: self_denoised, and value, whose first error is the first step without a correct continuation.
+
+A step without rollouts, or whose rollouts all lack a verdict (n_t = 0), is unlabelled; for hard it is positive where a
+later step has a success, since a continuation of that one is a continuation of this one (--unrolled=null leaves it
+unlabelled).
 """
 
 from __future__ import annotations
@@ -96,11 +101,30 @@ def labels(counts: RolloutCounts, config: EstimateConfig) -> list[Label] | str:
     found = _ESTIMATES[config.estimate](counts, config)
     if isinstance(found, str):
         return found
-    error = counts.first_error(config.hard_threshold if config.estimate == "hard" else 1)
+    error = _first_error(counts, config)
     if error is not None and config.after_first_error != "keep":
         after = 0.0 if config.after_first_error == "negative" else None
         found = [label if index <= error else after for index, label in enumerate(found)]
     return [None if index < counts.context else label for index, label in enumerate(found)]
+
+
+def _first_error(counts: RolloutCounts, config: EstimateConfig) -> int | None:
+    """Index of the first error as the estimate defines it; None without one."""
+    if config.estimate == "self_denoised" and counts.correct:
+        return None
+    if config.estimate == "value":
+        rolled = zip(_shortest(counts.remaining or ()), counts.rollouts, strict=True)
+        return next((index for index, (missing, n) in enumerate(rolled) if missing is None and n), None)
+    return counts.first_error(config.hard_threshold if config.estimate == "hard" else 1)
+
+
+def _shortest(remaining: Sequence[int | None]) -> list[int | None]:
+    """m_t of each step; a continuation of a later step is one of every step before it."""
+    found: list[int | None] = []
+    for own in reversed(remaining):
+        known = [m for m in (own, None if not found or found[-1] is None else found[-1] + 1) if m is not None]
+        found.append(min(known, default=None))
+    return found[::-1]
 
 
 def _hard(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
@@ -157,15 +181,10 @@ def _value(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
     del config
     if counts.remaining is None:
         raise UserError("no remaining_steps, which --estimate=value requires")
-    # A continuation of a later step is one of every step before it.
-    shortest: list[int | None] = []
-    for own in reversed(counts.remaining):
-        known = [m for m in (own, None if not shortest or shortest[-1] is None else shortest[-1] + 1) if m is not None]
-        shortest.append(min(known, default=None))
     value: float | None = 0.0
     ancestor = counts.question_remaining
     found: list[Label] = []
-    for missing, rollouts in zip(reversed(shortest), counts.rollouts, strict=True):
+    for missing, rollouts in zip(_shortest(counts.remaining), counts.rollouts, strict=True):
         ancestor = ancestor if missing is None else missing
         if value is None or ancestor is None or (missing is None and not rollouts):
             value = None

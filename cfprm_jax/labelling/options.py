@@ -43,7 +43,10 @@ class MethodConfig(Options):
         1.0, "Maximum rate of correct solutions of a question; questions above it are omitted.", lower=0.0, upper=1.0
     )
     max_truncated: float = option(
-        0.5, "Maximum fraction of rollouts truncated by --max_new_tokens; more are an error.", lower=0.0, upper=1.0
+        0.5,
+        "Maximum fraction, from 0 to 1, of all rollouts that end at --max_new_tokens; a larger one is an error.",
+        lower=0.0,
+        upper=1.0,
     )
     questions_at_once: int = option(64, "Number of questions in progress at one time.", lower=1, upper=MOST_COUNT)
     keep_texts: bool = option(False, "Store the texts of rollouts; always stored for tree.")
@@ -109,7 +112,10 @@ class LabelConfig(Options):
 
     model: str = option("", "Hugging Face directory of the policy.")
     input: tuple[str, ...] = option(
-        (), "Files or globs: candidates, stepwise rows, or questions for --method=tree.", kind="list"
+        (),
+        'Files or globs: candidates, stepwise rows with an "answer" (labels are not needed), or questions for '
+        "--method=tree.",
+        kind="list",
     )
     output: str = option("", "Output file of stepwise rows; compressed if its name ends in .gz.")
     resume: str = option("never", RESUME_HELP, choices=RESUMES)

@@ -20,7 +20,8 @@ class Summary:
       first_errors: sum of the places, from 1, of the first errors of solutions that have one.
       violations: solutions with a success after a step without one, which bisect assumes there are none of.
       violating_steps: those successes.
-      full_sweep: rollouts that a sweep of every step of everything would take.
+      correct_with_zeros: correct solutions with a rolled step without a success.
+      rollouts_of_a_full_sweep: rollouts that a sweep of every step of everything would take.
     """
 
     questions: int = 0
@@ -36,9 +37,10 @@ class Summary:
     first_errors: int = 0
     violations: int = 0
     violating_steps: int = 0
+    correct_with_zeros: int = 0
     searches: int = 0
     nodes: int = 0
-    full_sweep: int = 0
+    rollouts_of_a_full_sweep: int = 0
 
     def add_solution(self, solution: InputSolution, outcomes: Sequence[Outcome | None], rollouts: int) -> None:
         """Count a solution."""
@@ -46,11 +48,12 @@ class Summary:
         self.right += solution.correct is True
         self.unknown += solution.correct is None
         self.single_steps += not outcomes
-        self.full_sweep += rollouts * len(outcomes)
+        self.rollouts_of_a_full_sweep += rollouts * len(outcomes)
         counts = [None if one is None else one.successes for one in outcomes]
         known = [count for count in counts if count is not None]
         self.steps_rolled += len(known)
         self.zeros += known.count(0)
+        self.correct_with_zeros += solution.correct is True and 0 in known
         every = [*counts, None if solution.correct is None else int(solution.correct)]
         error = next((place for place, count in enumerate(every, 1) if count == 0), None)
         if error is not None:
@@ -64,7 +67,7 @@ class Summary:
         """Count a tree; a sweep would roll every piece of each rollout that was searched."""
         self.searches += len(tree.selected)
         self.nodes += len(tree.nodes)
-        self.full_sweep += rollouts * (1 + sum(max(selected.pieces - 1, 0) for selected in tree.selected))
+        self.rollouts_of_a_full_sweep += rollouts * (1 + sum(max(selected.pieces - 1, 0) for selected in tree.selected))
         for node in tree.nodes.values():
             if node.prefix and node.outcome.successes is not None:
                 self.steps_rolled += 1
@@ -72,10 +75,10 @@ class Summary:
 
     def as_dict(self, rolled: int) -> dict[str, Any]:
         """For label.json, with the rollouts that were made."""
+        full = self.rollouts_of_a_full_sweep
         return {
             **dataclasses.asdict(self),
             "share_of_zeros": self.zeros / self.steps_rolled if self.steps_rolled else None,
             "mean_first_error": self.first_errors / self.erring if self.erring else None,
-            "rollouts_of_a_full_sweep": self.full_sweep,
-            "cost_against_a_full_sweep": rolled / self.full_sweep if self.full_sweep else None,
+            "cost_against_a_full_sweep": rolled / full if full else None,
         }

@@ -86,6 +86,35 @@ def test_correct_solutions() -> None:
     np.testing.assert_allclose(labels(right, EstimateConfig(estimate="value")), np.arange(1, 6) / 5, rtol=1e-12)
 
 
+# A correct solution of four steps whose first step has no success in eight rollouts, where a sweep stops by default.
+LUCKY = RolloutCounts((0, X, X, 1), (8, X, X, 1), True, (3, 2, 1, 0), (1, 2), 4)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "null", "negative", "keep"),
+    [
+        ("hard", [0, X, X, X], [0, 0, 0, 0], [0, 1, 1, 1]),
+        ("soft", [0, X, X, X], [0, 0, 0, 0], [0, X, X, 1]),
+        ("relative", [0, X, X, X], [0, 0, 0, 0], [0, X, X, X]),
+        ("entropy", [0, X, X, X], [0, 0, 0, 0], [0, X, X, 1]),
+        # These judge a correct solution by its answer.
+        ("self_denoised", [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]),
+        ("value", [0.25, 0.5, 0.75, 1], [0.25, 0.5, 0.75, 1], [0.25, 0.5, 0.75, 1]),
+    ],
+)
+def test_a_correct_solution_with_a_step_without_success(estimate, null, negative, keep) -> None:
+    for after, expected in (("null", null), ("negative", negative), ("keep", keep)):
+        found = labels(LUCKY, EstimateConfig(estimate=estimate, after_first_error=after))
+        np.testing.assert_allclose(np.array(found, float), np.array(expected, float), rtol=1e-12, err_msg=after)
+
+
+def test_the_first_error_of_values_is_the_first_step_without_a_correct_continuation() -> None:
+    # The second step has no success, but the third has: its continuations are those of the second, too.
+    counts = RolloutCounts((8, 0, 1, 0), (8, 8, 8, 1), False, (3, X, 2, X), (4, 8), 4)
+    found = labels(counts, EstimateConfig(estimate="value"))
+    np.testing.assert_allclose(found, [1 / 4, 1 / 4 + 3 / 16, 7 / 16 + 9 / 48, 5 / 8 - 1 / 8], rtol=1e-12)
+
+
 def test_relative_of_rates_that_are_zero_or_unknown() -> None:
     config = EstimateConfig(estimate="relative")
     assert labels(RolloutCounts((3, 0), (8, 8), question=(0, 4)), config) == [1, 0]
