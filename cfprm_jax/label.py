@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from cfprm_jax import flags
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.engines.batch import RequestsWritten
 from cfprm_jax.errors import UserError
 from cfprm_jax.labelling import run
@@ -55,11 +56,13 @@ def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
         f"{summary['prefixes_too_long']:,} prefixes too long",
         f"violations  {summary['violations']:,} solutions with a success after a step without one",
     ]
-    if summary["correct_with_zeros"]:
+    if summary.get("correct_with_zeros"):  # label.json of an earlier version has none
         lines.append(
             f"note        {summary['correct_with_zeros']:,} correct solutions have a step from which no rollout "
             "reaches the answer: --estimate of prepare and train decides their labels (docs/labels.md)"
         )
+    if warning := SplitCounts(**summary.get("split", {})).warning(config.separator):
+        lines.append(warning)
     if this["share_computed"] is not None:
         lines.append(
             f"prefill     {this['prompt_tokens_computed']:,} tokens, {this['share_computed']:.1%} of one prefill "

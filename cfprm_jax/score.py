@@ -32,9 +32,11 @@ def main(config: ScoreConfig) -> int:
     print(
         f"done        {counts.rows:,} rows, {counts.solutions:,} solutions, {counts.steps:,} steps in "
         f"{duration(seconds)} ({counts.solutions / max(seconds, 1e-9):,.1f} solutions/s)\n"
-        f"not scored  {counts.empty:,} without steps, {counts.too_long:,} over {summary.max_length} tokens\n"
-        f"scores      {summary.output}"
+        f"not scored  {counts.empty:,} without steps, {counts.too_long:,} over {summary.max_length} tokens"
     )
+    if warning := counts.split.warning(summary.separator):
+        print(warning)
+    print(f"scores      {summary.output}")
     return 0
 
 

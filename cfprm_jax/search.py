@@ -28,9 +28,11 @@ def main(config: SearchConfig) -> int:
         f"solutions than n\n"
         f"cost        {cost.policy_tokens:,} tokens of the policy, {cost.reward_tokens:,} of the PRM "
         f"({cost.reward_requested:,} without kept prefixes), {cost.calls:,} calls; "
-        f"{cost.discarded_tokens:,} of {cost.sampled_tokens:,} sampled tokens discarded\n"
-        f"candidates  {config.output}"
+        f"{cost.discarded_tokens:,} of {cost.sampled_tokens:,} sampled tokens discarded"
     )
+    if warning := summary.split.warning(summary.separator):
+        print(warning)
+    print(f"candidates  {config.output}")
     return 0
 
 

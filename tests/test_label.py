@@ -256,11 +256,16 @@ def test_prefixes_that_are_too_long_and_solutions_without_steps(world, policy, t
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     long = ["so"] * 200
     candidates = [{"steps": []}, {"steps": ["one+two=three"]}, {"steps": ["one+two=three", *long, "answer=three"]}]
+    candidates.append({"text": "one+two=three\nanswer=three"})
     source.write_text(json.dumps({**ROW, "candidates": candidates}) + "\n")
     with serving(policy) as url:
         arguments = (f"--engine={url}", "--rollouts=2", "--nostop_at_zero", "--max_new_tokens=1800")
         assert run(world, output, *arguments, source=source) == 0
-    one, other = lines(output)
+    one, other, split = lines(output)
+    assert (split["candidate"], split["successes"]) == (3, [1]) and summary(output)["split"] == {
+        "texts": 1,
+        "unsplit": 1,
+    }
     assert (one["candidate"], one["successes"], one["rollouts"], one["correct"]) == (1, [0], [1], False)
     assert other["correct"] is True and other["rollouts"][0] == 2 and other["rollouts"][-1] == 1
     unrolled = other["rollouts"].count(None)

@@ -51,9 +51,14 @@ def rows(path):
 
 
 def test_candidates_are_scored_as_the_python_interface_scores_them(prm, world, tmp_path, capsys):
-    output = tmp_path / "new" / "scored.jsonl.gz"
-    assert run(f"--model={prm}", f"--input={world.candidates}", f"--output={output}") == 0
-    scored, given = rows(output), rows(world.candidates)
+    output, texts = tmp_path / "new" / "scored.jsonl.gz", tmp_path / "texts.jsonl"
+    lines = "\n".join(rows(world.candidates)[0]["candidates"][0]["steps"])
+    row = {"id": "lines", "question": "start=one", "answer": "one", "candidates": [{"text": lines}, {"text": "so"}]}
+    texts.write_text(json.dumps(row) + "\n")
+    assert run(f"--model={prm}", f"--input={world.candidates},{texts}", f"--output={output}") == 0
+    *scored, split = rows(output)
+    assert [len(candidate["step_scores"]) for candidate in split["candidates"]] == [1, 1]
+    given = rows(world.candidates)
     assert [row["id"] for row in scored] == [row["id"] for row in given]
     reference = cfprm_jax.load(prm)
     for row, before in zip(scored, given, strict=True):
@@ -63,7 +68,8 @@ def test_candidates_are_scored_as_the_python_interface_scores_them(prm, world, t
         expected = reference.score(row["question"], row["candidates"][0]["steps"])
         np.testing.assert_allclose(row["candidates"][0]["step_scores"], expected, rtol=1e-5)
     out = capsys.readouterr().out
-    assert "3 rows, 24 solutions" in out and "0 without steps, 0 over 96 tokens" in out
+    assert 'one step    1 of 2 texts are one step although they contain line breaks: the separator is "\\n\\n"' in out
+    assert "4 rows, 26 solutions" in out and "0 without steps, 0 over 96 tokens" in out
     config = json.loads((tmp_path / "new" / "scored.jsonl.gz.config.json").read_text())
     assert config["model"] == str(prm) and config["dtype"] == "float32" and config["encoding"] == "cfprm"
     assert "encoding    cfprm (prm.json)" in out
@@ -102,7 +108,7 @@ def test_stepwise_rows_and_what_is_too_long(prm, world, tmp_path, capsys):
         (["--mesh=data=3"], "--mesh=data=3"),
         (["--encoding=trl"], "--encoding=trl, but "),
         (["--encoding=orm"], "encoding"),
-        (["--step_separator=ab"], "--step_separator=ab, but "),
+        (["--step_separator=ab"], "with other steps need them as a list"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(prm, world, tmp_path, capsys, arguments, message):

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import Candidate, Question
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.costs import QuestionCost, question_cost
 from cfprm_jax.grading.grader import Judgement
@@ -49,6 +50,7 @@ class Pool:
       fields: values of FIELDS in the row of each question.
       costs: cost of each question, None without one.
       unscored: candidates without a score.
+      split: counts of candidates with a text and no steps, by the number of their scores.
     """
 
     ids: tuple[str | int, ...]
@@ -64,6 +66,7 @@ class Pool:
     fields: tuple[dict[str, str], ...]
     costs: tuple[QuestionCost | None, ...]
     unscored: int
+    split: SplitCounts
 
     @property
     def sizes(self) -> Int[np.ndarray, " questions"]:
@@ -142,6 +145,7 @@ def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequen
     """
     ids, datasets, sources, fields, costs, unscored = [], [], [], [], [], 0
     correct, group, aggregated, steps, characters = [], [], [], [], []
+    split = SplitCounts()
     for question, judgement in judged:
         for number, candidate in enumerate(question.candidates):
             if not candidate.was_scored:
@@ -149,6 +153,8 @@ def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequen
                     f'{question.source}: candidate {number} has no "step_scores": run python -m cfprm_jax.score first'
                 )
             unscored += candidate.step_scores is None or not len(candidate.step_scores)
+            if candidate.steps is None:
+                split.add(candidate.text or "", () if candidate.step_scores is None else candidate.step_scores)
         ids.append(question.id)
         datasets.append(question.dataset or "")
         sources.append(question.source)
@@ -175,6 +181,7 @@ def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequen
         steps=_padded(steps, 0),
         characters=_padded(characters, 0),
         unscored=unscored,
+        split=split,
     )
 
 

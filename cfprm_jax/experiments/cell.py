@@ -24,6 +24,7 @@ from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.loader import Loader
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.pool import log_sigmoid
 from cfprm_jax.grading.grader import Grader
@@ -54,6 +55,7 @@ class TestSet:
       items: question and steps of every candidate, question by question.
       correct: whether each is right.
       group: which candidates of a question give the same answer; -1 for none.
+      split: counts of candidates given as text.
       steps: labelled steps up to the first mistake of every candidate, for AUROC; None where files have no "labels".
     """
 
@@ -62,6 +64,7 @@ class TestSet:
     items: list[Item]
     correct: Bool[np.ndarray, "questions candidates"]
     group: Int[np.ndarray, "questions candidates"]
+    split: SplitCounts
     steps: LabelledSteps | None = None
 
     def majority(self, n: int) -> Bool[np.ndarray, " questions"]:
@@ -123,19 +126,21 @@ def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) 
       UserError: the file is not a candidates file, a candidate has no "correct", or a question has too few candidates.
     """
     items: list[Item] = []
-    correct, group = [], []
+    correct, group, split = [], [], SplitCounts()
     labels: list[Sequence[float] | None] = []
     for question, judgement in Grader("none").judge(read_candidates(str(path))):
         if len(question.candidates) < most:
             raise UserError(f"{question.source}: {len(question.candidates)} candidates, but --n names {most}")
         for candidate in question.candidates[:most]:
             steps = encoder.split(candidate.text or "") if candidate.steps is None else candidate.steps
+            if candidate.steps is None:
+                split.add(candidate.text or "", steps)
             items.append((question.question, steps))
         labels += [candidate.get("labels") for candidate in question.row["candidates"][:most]]
         correct.append(judgement.correct[:most])
         group.append(judgement.group[:most])
     steps_with_labels = labelled_steps(items, labels)
-    return TestSet(name, pathlib.Path(path), items, np.array(correct, bool), np.array(group), steps_with_labels)
+    return TestSet(name, pathlib.Path(path), items, np.array(correct, bool), np.array(group), split, steps_with_labels)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

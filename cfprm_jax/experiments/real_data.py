@@ -234,6 +234,8 @@ def read_sets(
         log("held out    --heldout_data is not given: left out")
     if config.pool:
         pool = _thinned(read_test("pool", config.pool, encoder, most), most, config.pool_questions)
+        if warning := pool.split.warning(encoder.config.separator):
+            log(warning)
         log(f"pool        {len(pool.correct):,} questions, {most} candidates each, pass@1 {pool.correct.mean():.1%}")
     else:
         log("pool        --pool is not given: left out")

@@ -98,6 +98,9 @@ class Runner:
             encoder = Encoder(load_tokenizer(self._model(level), base.encoding.marker), base.encoding)
             files = self._levels[level].tests if self._materials.laboratory else self._materials.tests
             self._tests[level] = [read_test(name, path, encoder, most) for name, path in files.items()]
+            for test in self._tests[level]:
+                if warning := test.split.warning(encoder.config.separator):
+                    self._log(f"{test.name}: {warning}")
         return self._tests[level]
 
     def train_config(self, cell: Cell) -> TrainConfig:

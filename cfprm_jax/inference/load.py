@@ -18,6 +18,7 @@ from cfprm_jax.checkpoints.prm_file import read_prm
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import hub, loading
 from cfprm_jax.huggingface.published_heads import Head, value_head, vocabulary_head
@@ -183,12 +184,16 @@ class PRM:
         """
         if len(questions) != len(solutions):
             raise UserError(f"{len(questions)} questions but {len(solutions)} lists of solutions")
-        split = self._scorer.encoder.split
-        items = [
-            (question, split(solution) if isinstance(solution, str) else solution)
-            for question, own in zip(questions, solutions, strict=True)
-            for solution in own
-        ]
+        split, counts = self._scorer.encoder.split, SplitCounts()
+        items = []
+        for question, own in zip(questions, solutions, strict=True):
+            for solution in own:
+                steps = split(solution) if isinstance(solution, str) else solution
+                items.append((question, steps))
+                if isinstance(solution, str):
+                    counts.add(solution, steps)
+        if warning := counts.warning(self._scorer.encoder.config.separator):
+            warn(warning)
         found = iter(self._scorer.score(items))
         scores: list[list[list[float]]] = []
         for question, own in zip(questions, solutions, strict=True):

@@ -56,7 +56,8 @@ class ScoreConfig(Options):
     step_separator: str = option(
         "",
         "Step separator, with escapes: splits texts that are not divided into steps; for --encoding=trl it also "
-        "follows each step. Empty is the default of the encoding. A directory with prm.json defines its own.",
+        "follows each step. Empty is the default of the encoding. A run, or a directory with prm.json, defines its "
+        'own: for other steps give them as a list, "steps" of a candidate (docs/candidates.md).',
     )
     dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
     attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)

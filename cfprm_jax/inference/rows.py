@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from cfprm_jax.data.candidates import Question, parse_question
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.scorer import Computation, Plan, Scorer
 from cfprm_jax.runtime.shards import Shard
@@ -27,21 +28,23 @@ _CHARACTERS = 200_000
 
 @dataclasses.dataclass
 class ScoringCounts:
-    """What was done so far; solutions are all of them, and steps those with a score."""
+    """What was done so far; solutions are all of them, steps those with a score, and split is of candidates' texts."""
 
     rows: int = 0
     solutions: int = 0
     steps: int = 0
     empty: int = 0
     too_long: int = 0
+    split: SplitCounts = dataclasses.field(default_factory=SplitCounts)
 
 
 class _Solution(NamedTuple):
-    """A solution, and the JSON object that gets its scores."""
+    """A solution, the JSON object that gets its scores, and the text that was split, where it had no steps."""
 
     question: str
     steps: list[str]
     target: dict[str, Any]
+    text: str | None = None
 
 
 class _Waiting(NamedTuple):
@@ -149,6 +152,7 @@ def _solutions(row: dict[str, Any], source: str, scorer: Scorer) -> list[_Soluti
                 question.question,
                 list(candidate.steps) if candidate.steps is not None else split(candidate.text or ""),
                 target,
+                candidate.text if candidate.steps is None else None,
             )
             for candidate, target in zip(question.candidates, row["candidates"], strict=True)
         ]
@@ -182,6 +186,8 @@ def _scored(group: _Group, computation: Computation, counts: ScoringCounts, redu
                 counts.steps += 0 if z is None else len(z)
                 counts.empty += not solution.steps
                 counts.too_long += z is None and bool(solution.steps)
+                if solution.text is not None:
+                    counts.split.add(solution.text, solution.steps)
         if number >= group.written:
             counts.rows += 1
             yield entry.row, entry.source

@@ -23,6 +23,9 @@ from cfprm_jax.runtime import config_files, devices, digests, output_paths, shar
 from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.sharding import session
 
+# Texts after which a separator that does not split most of them is reported before the end.
+_EARLY_TEXTS = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class ScoreSummary:
@@ -33,12 +36,14 @@ class ScoreSummary:
       counts: of the rows that this call scored; None if the output was complete.
       seconds: time of scoring, without loading.
       max_length: maximum length of a solution in tokens.
+      separator: step separator of the PRM.
     """
 
     output: pathlib.Path
     counts: ScoringCounts | None
     seconds: float = 0.0
     max_length: int = 0
+    separator: str = ""
 
 
 def score_files(config: ScoreConfig, log: Callable[[str], None]) -> ScoreSummary:
@@ -91,12 +96,17 @@ def score_files(config: ScoreConfig, log: Callable[[str], None]) -> ScoreSummary
             f"packing {config.packing}{before}"
         )
         counts, started = ScoringCounts(), time.monotonic()
-        progress = _Scoring(counts)
+        progress, warned = _Scoring(counts), False
         for row, _ in score_rows(_read(files, progress, output.done, shard), scorer, counts, output.done, shard):
             output.write(row)
+            if not warned and 2 * counts.split.unsplit > counts.split.texts >= _EARLY_TEXTS:
+                progress.line.clear()
+                log(f"{counts.split.warning(loaded.encoding.separator)}")
+                warned = True
             progress.show()
         progress.line.clear()
-    return ScoreSummary(target, counts, time.monotonic() - started, loaded.encoding.max_length)
+    seconds, encoding_config = time.monotonic() - started, loaded.encoding
+    return ScoreSummary(target, counts, seconds, encoding_config.max_length, encoding_config.separator)
 
 
 def merge_scores(config: ScoreConfig) -> tuple[int, int] | None:

@@ -234,6 +234,11 @@ class _Labeller:
 
     def _solutions(self, chunk: Sequence[Labelled]) -> Iterator[dict[str, Any]]:
         chunk = [one for one in map(self._graded, chunk) if self._kept(one)]
+        for one in chunk:
+            steps = {solution.number: solution.steps for solution in one.solutions}
+            for number, candidate in enumerate(one.candidates):
+                if candidate.steps is None:
+                    self.summary.split.add(candidate.text or "", steps.get(number, ()))
         pairs = [(number, solution) for number, one in enumerate(chunk) for solution in one.solutions]
         rounds = self._run(chunk, [(number, self._method(solution)) for number, solution in pairs])
         for place, (number, solution) in enumerate(pairs):
@@ -303,6 +308,8 @@ class _Labeller:
 
     def _cutter(self, first: Outcome) -> Cut:
         if not self._config.tree.pieces:
+            for rollout in first.rollouts:
+                self.summary.split.add(rollout.text or "", split_steps(rollout.text or "", self._config.separator))
             return lambda _, text: split_steps(text, self._config.separator)
         mean = sum(rollout.tokens for rollout in first.rollouts) / max(len(first.rollouts), 1)
         size = max(round(mean / self._config.tree.pieces), 1)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.labelling.inputs import InputSolution
 from cfprm_jax.labelling.rollouts import Outcome
 from cfprm_jax.labelling.tree import SearchTree
@@ -21,6 +22,7 @@ class Summary:
       violations: solutions with a success after a step without one, which bisect assumes there are none of.
       violating_steps: those successes.
       correct_with_zeros: correct solutions with a rolled step without a success.
+      split: of solutions given as text, and of the first rollouts of a tree.
       rollouts_of_a_full_sweep: rollouts that a sweep of every step of everything would take.
     """
 
@@ -40,6 +42,7 @@ class Summary:
     correct_with_zeros: int = 0
     searches: int = 0
     nodes: int = 0
+    split: SplitCounts = dataclasses.field(default_factory=SplitCounts)
     rollouts_of_a_full_sweep: int = 0
 
     def add_solution(self, solution: InputSolution, outcomes: Sequence[Outcome | None], rollouts: int) -> None:

@@ -54,6 +54,7 @@ def results(
         "datasets": list(dict.fromkeys(pool.datasets)),
         "pool": smallest if smallest == largest else [smallest, largest],
         "unscored": pool.unscored,
+        "unsplit": pool.split.unsplit,
         "rows": [_row(row) for row in everything.rows],
         "rows2": [_row(row) for row in everything.rows2],
         "comparison": [
@@ -102,6 +103,8 @@ def caption(outcome: Mapping[str, Any]) -> str:
     size = f"{pool}" if isinstance(pool, int) else f"{pool[0]} to {pool[1]}"
     chosen = f"mean ± standard deviation over {config['draws']} random subsets of n" if config["draws"] else "first n"
     unscored = f", {outcome['unscored']:,} of them without scores" if outcome["unscored"] else ""
+    if outcome.get("unsplit"):  # results of earlier versions have none
+        unscored += f", {outcome['unsplit']:,} with a text of several lines that was scored as one step"
     return (
         f"Accuracy in %, with a 95 % bootstrap interval over {outcome['questions']:,} questions. {size} candidates a "
         f"question{unscored}; {chosen}. Grader: {config['grader']}. Seed: {config['seed']}. pass@1 is the mean over "

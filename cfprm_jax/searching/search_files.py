@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import QuestionRow, read_question_files
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.engines.engine import PrefixEncoder, open_tokenizer
 from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.errors import UserError
@@ -42,12 +43,16 @@ class SearchSummary:
     Attributes:
       questions: rows that this call wrote.
       fewer: of those, questions with fewer solutions than n.
+      split: counts of the solutions that were found.
+      separator: between steps.
       cost: the sum over these questions.
       seconds: time of the search, without loading.
     """
 
     questions: int
     fewer: int
+    split: SplitCounts
+    separator: str
     cost: Cost
     seconds: float
 
@@ -118,17 +123,19 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             f"search      {config.method}, n {config.n}, the score read every {config.granularity} steps\n"
             f"questions   {len(questions):,}" + (f"; {output.done:,} were done before" if output.done else "")
         )
-        progress, totals, fewer = ProgressLine("searching"), Cost(0, 0, 0, 0, 0, 0), 0
+        progress, totals, fewer, split = ProgressLine("searching"), Cost(0, 0, 0, 0, 0, 0), 0, SplitCounts()
         for number in range(output.done, len(questions)):
             question = questions[number]
             found, cost = search(prompts[number], question.question, sampler, reward, options)
             output.write(_row(question, found, {**dataclasses.asdict(cost), **parameters}, separator))
             totals = Cost(*(a + b for a, b in zip(dataclasses.astuple(totals), dataclasses.astuple(cost), strict=True)))
+            for one in found:
+                split.add(separator.join(one.partial.steps), one.partial.steps)
             fewer += len(found) < (1 if config.method == "greedy" else config.n)
             done = number + 1
             progress.show(lambda done=done: f"{done:,} of {len(questions):,} questions", done / len(questions))  # type: ignore[misc]
         progress.clear()
-    return SearchSummary(len(questions) - output.done, fewer, totals, progress.elapsed)
+    return SearchSummary(len(questions) - output.done, fewer, split, separator, totals, progress.elapsed)
 
 
 class _Policy(NamedTuple):

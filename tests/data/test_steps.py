@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfprm_jax.data.steps import split_steps
+from cfprm_jax.data.steps import SplitCounts, is_unsplit, split_steps
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,32 @@ def test_plain_text_is_cut_as_by_blank_lines(pieces):
     found = split_steps(text, "\n\n")
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(piece.strip() and "\n\n" not in piece for piece in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "unsplit"),
+    [
+        ("a\nb", "\n\n", True),
+        ("a\r\nb", "\n\n", True),
+        ("a\n\nb", " ки", True),
+        ("a\n\nb\nc", "\n\n", False),
+        ("\n a \n", "\n\n", False),
+        ("a\nb", "\n", False),
+        (" \n ", "\n\n", False),
+    ],
+)
+def test_texts_of_several_lines_and_one_step(text, separator, unsplit):
+    assert is_unsplit(text, split_steps(text, separator)) == unsplit
+
+
+def test_counts_of_texts_and_their_warning():
+    counts = SplitCounts()
+    for text in ("a\nb", "a\n\nb", "a"):
+        counts.add(text, split_steps(text, "\n\n"))
+    assert counts == SplitCounts(texts=3, unsplit=1)
+    line = counts.warning("\n\n")
+    assert "1 of 3 texts are one step" in line and '"\\n\\n"' in line and "\n" not in line
+    assert SplitCounts(texts=3).warning("\n\n") is None
 
 
 def test_the_case_of_a_blank_line_with_spaces(shared):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import Candidate, Question, read_candidates
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.best_of_n import chosen, majority, outcomes, rows, subsets
 from cfprm_jax.evaluation.pool import aggregate, make_pool
@@ -211,6 +212,16 @@ def test_a_score_of_zero_is_above_no_score_and_an_unscored_question_counts():
     found = accuracies(questions, (2,))
     assert all(found[2, "best_of_n", name] == pytest.approx(2 / 3) for name in AGGREGATIONS)
     assert pool_of(questions, ("min",)).unscored == 5
+
+
+def test_texts_of_several_lines_with_one_score_are_counted():
+    one, two, plain = Candidate(text="a\nb"), Candidate(text="a\n\nb"), Candidate(steps=("a\nb",))
+    scores = (np.array([0.5]), np.array([0.5, 0.6]), np.array([0.5]))
+    every = [
+        dataclasses.replace(each, step_scores=own, was_scored=True, correct=True)
+        for each, own in zip((one, two, plain), scores, strict=True)
+    ]
+    assert pool_of([question(*every, name="texts")], ("min",)).split == SplitCounts(texts=2, unsplit=1)
 
 
 def test_candidates_without_an_answer_do_not_vote():

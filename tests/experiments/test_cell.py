@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.cell import digest, every_n, first_n, read_test
 
@@ -51,6 +52,7 @@ def test_a_test_set_is_read(tmp_path, encoder):
         tmp_path / "test.jsonl",
         [{"text": f"so\n\nanswer={a}", "predicted": a, "correct": a == "one"} for a in answers],
     )
+    assert read_test("short", path, encoder, 5).split == SplitCounts(texts=5)
     test = read_test("short", path, encoder, 5)
     assert test.items == [("q", ["so", f"answer={a}"]) for a in answers[:5]]
     assert test.correct.tolist() == [[False, True, False, False, True]]

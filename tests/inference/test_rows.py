@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cfprm_jax.data.candidates import read_candidates
+from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference import rows as rows_module
 from cfprm_jax.inference.rows import ScoringCounts, decimals, score_rows, scored_questions, sigmoid
@@ -41,19 +42,22 @@ def test_candidates_get_scores_and_keep_all_else(scorer):
             {"steps": []},
             {"steps": STEPS * 20},
             {"text": " "},
+            {"text": "\n".join(STEPS)},
         ],
     }
     before, counts = copy.deepcopy(row), ScoringCounts()
     ((scored, source),) = score_rows([(row, "c.jsonl:1")], scorer, counts)
     assert source == "c.jsonl:1"
-    given, split, empty, long, blank = scored["candidates"]
+    given, split, empty, long, blank, lines = scored["candidates"]
     (logits,) = scorer.score([(QUESTION, STEPS)])
     np.testing.assert_array_equal(np.float32(given["step_logits"]), logits)
     np.testing.assert_array_equal(given["step_scores"], sigmoid(logits))
     np.testing.assert_allclose(split["step_logits"], logits, rtol=1e-5)
     for candidate in (empty, long, blank):
         assert candidate["step_scores"] is None and candidate["step_logits"] is None
-    assert counts == ScoringCounts(rows=1, solutions=5, steps=6, empty=2, too_long=1)
+    assert len(lines["step_scores"]) == 1, "single line breaks separate no steps"
+    texts = SplitCounts(texts=3, unsplit=1)
+    assert counts == ScoringCounts(rows=1, solutions=6, steps=7, empty=2, too_long=1, split=texts)
     for after, original in zip(scored["candidates"], before["candidates"], strict=True):
         added = {"step_scores", "step_logits"}
         assert {k: v for k, v in after.items() if k not in added} == {

@@ -124,6 +124,13 @@ def test_search_and_learn_scores_a_list_of_lists(prm, solutions, expected) -> No
         near(scores, sigmoid(z))
 
 
+def test_a_text_of_several_lines_that_is_one_step_warns(prm, solutions) -> None:
+    question, steps = solutions[0]
+    with pytest.warns(UserWarning, match=r'1 of 2 texts are one step .* separator is "\\n\\n"'):
+        ((lines, single),) = PRM(Scorer(prm, batch_rows=1)).score_many([question], [["\n".join(steps), steps[0]]])
+    assert len(lines) == len(single) == 1
+
+
 def test_models_health_and_metrics(client, solutions) -> None:
     models = client.get("/v1/models").body
     assert models["object"] == "list" and models["data"][0]["id"] == "tiny" and models["data"][0]["max_model_len"] == 96

@@ -85,7 +85,8 @@ def default_config(name: str, positions: int, step_separator: str = "") -> Encod
     encoding = TABLE[name]
     if step_separator and not encoding.separable:
         raise UserError(
-            f"--step_separator={step_separator}, but the separator of the encoding {name} is fixed: omit it"
+            f"--step_separator={step_separator}, but the separator of the encoding {name} is fixed: omit it; solutions "
+            'with other steps need them as a list, "steps" of a candidate or "completions" of a stepwise row'
         )
     config = EncodingConfig(max_length=min(_LONGEST, positions), step_separator=step_separator or encoding.separator)
     return config if encoding.marker else dataclasses.replace(config, marker="", system_prompt="")
