@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from documented_keys import check as check_keys
 
 from cfprm_jax import bon, experiment, flags, score, train
 from cfprm_jax.config import AGGREGATIONS
@@ -59,6 +60,7 @@ def test_everything_is_written(done):
     out = done / "out"
     assert len(cell_files(done)) == 2 * (2 * 3 + 4 + 2 * 2)
     results = json.loads((out / "results.json").read_text())
+    check_keys("results.json of experiment", results)
     assert results["seeds"] == [0, 1] and set(results["tests"]) == {"some", "none"}
     rows = {(a["level"], a["row"], a["treatment"]) for a in results["accuracies"]}
     assert ("some", "q_ranking", "grouped") in rows and ("none", "bce", "c2") in rows

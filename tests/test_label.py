@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from completion_servers import WorldPolicy, reply, serving
+from documented_keys import check as check_keys
 
 from cfprm_jax import flags, label, prepare, sample, synthetic
 from cfprm_jax.config import EstimateConfig
@@ -74,6 +75,7 @@ def test_sweep_and_bisect_find_the_same_first_errors(world, policy, tmp_path, ca
     assert less["rollouts"] < full["rollouts"] <= 16 * steps and full["violations"] == 0
     assert full["cost_against_a_full_sweep"] == full["rollouts"] / (16 * steps)
     assert full["this_run"]["rollouts"] == full["rollouts"]
+    check_keys("NAME.label.json", full)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_fewer_rollouts_are_the_first(world, tokenizer, tmp_path) -> None:

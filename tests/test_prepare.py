@@ -9,6 +9,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from documented_keys import check as check_keys
 
 from cfprm_jax import flags, prepare
 from cfprm_jax.data import Trajectory, read
@@ -76,6 +77,7 @@ def test_report(tmp_path: pathlib.Path) -> None:
     output = tmp_path / "deep" / "out.jsonl"
     assert run(f"--input={INPUTS}/prm800k.jsonl,{INPUTS}/rest_mcts.jsonl", "--c_max=2", f"--output={output}") == 0
     report = report_of(output)
+    check_keys("NAME.report.json", report)
     assert report["config"]["c_max"] == 2
     assert report["files"] == {"prm800k.jsonl": "prm800k", "rest_mcts.jsonl": "rest_mcts"}
     assert (report["rows"], report["trajectories"], report["steps"]) == (12, 18, 29)

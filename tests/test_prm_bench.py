@@ -7,6 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from documented_keys import check as check_keys
 from exported_prm import export_random
 
 import cfprm_jax
@@ -67,6 +68,7 @@ def test_scores_of_an_earlier_run(files, tmp_path, capsys):
         "table.tex",
     ]
     results = json.loads((out / "results.json").read_text())
+    check_keys("results.json of prm_bench", results)
     lines = {line["name"]: line for line in results["prm_bench"]["lines"]}
     assert results["counts"]["cases"] == 36 and results["counts"]["controls"] == 4
     # All of these cases have scores, but they are not all that were published.

@@ -8,6 +8,7 @@ import resource
 import jax
 import numpy as np
 import pytest
+from documented_keys import check as check_keys
 from exported_prm import export_random
 
 import cfprm_jax
@@ -46,13 +47,15 @@ def test_scored_rows_need_no_model(tmp_path, capsys):
     assert [p["prediction"] for p in predictions] == [1, -1, 1, -1, 0]
     assert predictions[3]["final_answer_correct"] is True and predictions[3]["subset"] == "math"
     assert results["threshold"] == 0.5 and results["tuned_on"] is None
+    check_keys("results.json of process_bench", results)
+    check_keys("diagnostics", results["diagnostics"])
     assert results["subsets"]["gsm8k"]["f1"] == 1.0
     assert results["subsets"]["math"]["accuracy_erroneous"] == 0.5
     assert results["subsets"]["math"]["f1"] == pytest.approx(2 / 3)
     assert results["average_f1"] == pytest.approx(5 / 6)
     out = capsys.readouterr().out
     assert "| math    | 2         | 1       | 50.0                  | 100.0               | 66.7  |" in out
-    assert "below 0.5 (given). 0 solutions could not be scored" in out
+    assert "below 0.5 (--threshold). 0 solutions could not be scored" in out
     # Its predictions are rows with scores, too.
     again = tmp_path / "again"
     assert run(f"--input={tmp_path / 'out' / 'predictions.jsonl'}", "--threshold=0.42", f"--output_dir={again}") == 0

@@ -9,6 +9,7 @@ import re
 import signal
 
 import pytest
+from documented_keys import check as check_keys
 from tiny_runs import finish, rows, same_result, wait_for_step, write_corpus, write_model
 
 from cfprm_jax import flags, train
@@ -46,6 +47,8 @@ def test_a_run(world, straight) -> None:
     order = [row["granularity"] for row in steps]
     assert order == sorted(order, reverse=True)
     assert set(order) == {2, 1}
+    check_keys("metrics.jsonl", *map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    check_keys("corpus.json", json.loads((run / "corpus.json").read_text()))
     final = rows(run)[-1]
     assert final["step"] == len(steps)
     assert 0 <= final["eval_step_accuracy"] <= 1

@@ -41,7 +41,12 @@ class ProcessBenchConfig(Options):
 
     model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint; scored rows need neither.")
     checkpoint: str = option("", CHECKPOINT_HELP)
-    input: tuple[str, ...] = option((), "ProcessBench files or globs: .json or .jsonl, plain or .gz.", kind="list")
+    input: tuple[str, ...] = option(
+        (),
+        'ProcessBench files or globs: .json or .jsonl, plain or .gz. A row is of the subset that its "subset" names, '
+        "or else its id before the number (gsm8k-12), or else the name of its file.",
+        kind="list",
+    )
     threshold: float = option(
         0.5, "Score threshold: steps with lower scores are predicted as errors.", lower=0.0, upper=1.0
     )

@@ -130,7 +130,7 @@ def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) 
     labels: list[Sequence[float] | None] = []
     for question, judgement in Grader("none").judge(read_candidates(str(path))):
         if len(question.candidates) < most:
-            raise UserError(f"{question.source}: {len(question.candidates)} candidates, but --n names {most}")
+            raise UserError(f"{question.source}: {len(question.candidates)} candidates, but --n={most} needs as many")
         for candidate in question.candidates[:most]:
             steps = encoder.split(candidate.text or "") if candidate.steps is None else candidate.steps
             if candidate.steps is None:

@@ -67,9 +67,14 @@ class RealConfig(Options):
     pool_questions: int = option(
         60, "Number of questions of --pool, at even distances in the file; 0 is all.", lower=0, upper=1 << 30
     )
-    process_bench: tuple[str, ...] = option((), "ProcessBench files, a subset each.", kind="list")
+    process_bench: tuple[str, ...] = option(
+        (),
+        'ProcessBench files. A row is of the subset that its "subset" names, or else its id before the number '
+        "(gsm8k-12), or else the name of its file; F1 is computed for each subset.",
+        kind="list",
+    )
     process_bench_solutions: int = option(
-        100, "Number of solutions of each subset, at even distances in the file; 0 is all.", lower=0, upper=1 << 30
+        100, "Number of solutions of each subset, at even distances in it; 0 is all.", lower=0, upper=1 << 30
     )
     resamples: int = option(2000, "Resamples of the bootstrap over records and seeds.", lower=100, upper=10**6)
 

@@ -66,13 +66,25 @@ class Chosen(NamedTuple):
         return f"{len(self.records):,} of the first {self.read:,} records ({left_out}), {tokens:,} distinct tokens"
 
 
-def choose(paths: Sequence[str], read: ReadConfig, encoder: Encoder, number: int, most: int, *, flag: str) -> Chosen:
+class Flags(NamedTuple):
+    """Names of the flags of a corpus."""
+
+    paths: str
+    number: str
+    most: str
+
+
+TRAIN = Flags("train_data", "train_records", "record_tokens")
+HELD_OUT = Flags("heldout_data", "heldout_records", "heldout_record_tokens")
+
+
+def choose(paths: Sequence[str], read: ReadConfig, encoder: Encoder, number: int, most: int, *, flags: Flags) -> Chosen:
     """The first records of corpora.
 
     Args:
       number: how many; 0 is all.
       most: distinct tokens of a record; 0 is no limit.
-      flag: that names the corpora.
+      flags: those that name the corpora, number and most.
 
     Raises:
       UserError: there are fewer, or as of reading.
@@ -93,8 +105,14 @@ def choose(paths: Sequence[str], read: ReadConfig, encoder: Encoder, number: int
             if len(records) == number:
                 break
     if not records or len(records) < number:
-        within = f" of at most {most:,} distinct tokens" if most else ""
-        raise UserError(f"{flag}={','.join(paths)}: {len(records):,} records{within}, expected {number or 1:,}")
+        found = f"--{flags.paths}={','.join(paths)}: {len(records):,} of {seen:,} records can be chosen"
+        reasons = [f"{unlabelled:,} have no labelled step within --max_length"] * bool(unlabelled)
+        if too_large:
+            reasons.append(f"{too_large:,} have more distinct tokens than --{flags.most}={most}")
+        if reasons:
+            found += f" ({', '.join(reasons)})"
+        expected = f"fewer than --{flags.number}={number}; 0 is all of them" if number else "expected at least one"
+        raise UserError(f"{found}, {expected}")
     return Chosen(records, seen, too_large, unlabelled, len(report.bad_rows))
 
 
@@ -223,7 +241,7 @@ def read_sets(
             encoder,
             config.heldout_records,
             config.heldout_record_tokens,
-            flag="--heldout_data",
+            flags=HELD_OUT,
         )
         held_out = HeldOut.of(chosen.records)
         log(
@@ -244,7 +262,13 @@ def read_sets(
         subsets.setdefault(row["subset"], []).append(((row["problem"], row["steps"]), row["label"]))
     bench = []
     for name, rows in subsets.items():
-        kept = [rows[place] for place in _even(len(rows), config.process_bench_solutions, "--process_bench_solutions")]
+        places = _even(
+            len(rows),
+            config.process_bench_solutions,
+            "--process_bench_solutions",
+            f"the subset {name!r} of --process_bench={','.join(config.process_bench)} has {len(rows):,} solutions",
+        )
+        kept = [rows[place] for place in places]
         bench.append(ErrorSet(name, [item for item, _ in kept], np.array([label for _, label in kept])))
         log(f"ProcessBench {name}: {len(kept):,} solutions, {int((bench[-1].label >= 0).sum()):,} with an error")
     if not bench:
@@ -256,13 +280,19 @@ def read_sets(
 
 def _thinned(pool: TestSet, most: int, questions: int) -> TestSet:
     """Some questions of a pool."""
-    places = _even(len(pool.correct), questions, "--pool_questions")
+    found = f"--pool={pool.path} has {len(pool.correct):,} questions"
+    places = _even(len(pool.correct), questions, "--pool_questions", found)
     items = [item for place in places for item in pool.items[place * most : (place + 1) * most]]
     return dataclasses.replace(pool, items=items, correct=pool.correct[places], group=pool.group[places], steps=None)
 
 
-def _even(length: int, number: int, flag: str) -> list[int]:
-    """Places at even distances; 0 is all."""
+def _even(length: int, number: int, flag: str, found: str) -> list[int]:
+    """Places at even distances; 0 is all.
+
+    Args:
+      flag: that gives the number.
+      found: where they are and how many, for the error.
+    """
     if number > length:
-        raise UserError(f"{flag}={number}: the file has {length:,}")
+        raise UserError(f"{flag}={number}: {found}; 0 is all of them")
     return list(range(length)) if not number else [int(k * length / number) for k in range(number)]

@@ -23,7 +23,7 @@ from cfprm_jax.experiments.cell_runs import StoredResult, read_result, run_cells
 from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.real import RealConfig, what
 from cfprm_jax.experiments.real_cell import RealBench, RealOutcome
-from cfprm_jax.experiments.real_data import choose, drawn, read_sets, write_records
+from cfprm_jax.experiments.real_data import TRAIN, choose, drawn, read_sets, write_records
 from cfprm_jax.experiments.treatment import COMPUTE, MATCHED
 from cfprm_jax.run import inputs
 from cfprm_jax.run.data import training_corpus, training_loader
@@ -84,9 +84,7 @@ class RealRunner:
         self._network = network = inputs.open_network(base, self._sources, mesh)
         self._tokenizer = load_tokenizer(self._sources.model, base.encoding.marker, network.config.backbone.vocab_size)
         encoder = Encoder(self._tokenizer, base.encoding)
-        chosen = choose(
-            base.train_data, base.read, encoder, config.train_records, config.record_tokens, flag="--train_data"
-        )
+        chosen = choose(base.train_data, base.read, encoder, config.train_records, config.record_tokens, flags=TRAIN)
         log(f"train       {chosen.describe()}")
         self._records = chosen.records
         self.sets = read_sets(config, base.read, encoder, max(sizes), log)

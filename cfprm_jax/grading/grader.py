@@ -200,7 +200,7 @@ def _own_word(question: Question, number: int) -> bool:
     correct = question.candidates[number].correct
     if correct is None:
         raise UserError(
-            f'{question.source}: candidate {number} has no "correct", which --grader=none requires; '
-            "--grader=math_verify compares the answers"
+            f'{question.source}: candidate {number} has no "correct", and answers are not compared here: '
+            "docs/candidates.md describes how to add it; bon --grader=math_verify compares answers"
         )
     return correct

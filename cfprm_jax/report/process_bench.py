@@ -34,7 +34,7 @@ def document(outcome: Mapping[str, Any]) -> str:
     grid.append(["average", "", "", "", "", percent(outcome["average_f1"])])
     if outcome["tuned_on"]:
         grid.append([f"average without {outcome['tuned_on']}", *[""] * 4, percent(outcome["average_f1_without_tuned"])])
-    how = f"tuned on {outcome['tuned_on']}" if outcome["tuned_on"] else "given"
+    how = f"tuned on {outcome['tuned_on']}" if outcome["tuned_on"] else "--threshold"
     unscored = sum(found["unscored"] for found in outcome["subsets"].values())
     return (
         f"{markdown(grid)}\nIn %. The predicted error is the first step whose score is below "

@@ -61,7 +61,7 @@ def test_a_test_set_is_read(tmp_path, encoder):
 
 
 def test_a_test_set_that_is_none(tmp_path, encoder):
-    with pytest.raises(UserError, match="1 candidates, but --n names 2"):
+    with pytest.raises(UserError, match="1 candidates, but --n=2 needs as many"):
         read_test("x", write(tmp_path / "a.jsonl", [{"text": "so", "correct": True}]), encoder, 2)
     with pytest.raises(UserError, match="correct"):
         read_test("x", write(tmp_path / "b.jsonl", [{"text": "so"}]), encoder, 1)

@@ -9,6 +9,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from documented_keys import check as check_keys
 from tiny_runs import rows, write_corpus, write_model, write_weights
 
 from cfprm_jax import experiment, flags, process_bench, score, train
@@ -145,6 +146,7 @@ def test_as_many_tokens_and_steps(done):
 
 
 def test_the_report(done):
+    check_keys("results.json of experiment --grid=real", results(done))
     assert [(d["treatment"], d["than"]) for d in results(done)["differences"]] == [("c2", "each_once")]
     runs = {g["treatment"]: g["runs"][0] for g in results(done)["groups"]}
     assert runs["c2"]["tokens"] > 1.8 * runs["each_once"]["tokens"]
@@ -197,9 +199,15 @@ def test_resume(done, capsys):
         ("--process_bench=absent.json", "absent.json"),
         ("--cache_frozen=off", "needs --cache_frozen"),
         ("--batch_tokens=0", "needs --batch_tokens"),
-        ("--train_records=11", "10 records, expected 11"),
-        ("--record_tokens=30", "at most 30 distinct tokens"),
-        ("--pool_questions=7", "--pool_questions=7: the file has 6"),
+        ("--train_records=11", "10 of 10 records can be chosen, fewer than --train_records=11; 0 is all of them"),
+        ("--heldout_records=8", "7 of 7 records can be chosen, fewer than --heldout_records=8; 0 is all of them"),
+        ("--record_tokens=30", r"have more distinct tokens than --record_tokens=30\), fewer than --train_records=8"),
+        ("--pool_questions=7", "--pool_questions=7: --pool=.*pool.jsonl has 6 questions; 0 is all of them"),
+        (
+            "--process_bench_solutions=25",
+            "=25: the subset 'tiny' of --process_bench=.*bench.jsonl has 24 solutions; 0 is all of them",
+        ),
+        ("--n=2,5", "pool.jsonl:1: 4 candidates, but --n=5 needs as many"),
         ("--train_data=laboratory", "--grid=real needs --train_data"),
         ("--seeds=0,0", "names something twice"),
     ],

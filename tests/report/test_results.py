@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from documented_keys import check as check_keys
+
 from cfprm_jax.report import results
 
 
@@ -11,6 +13,7 @@ def test_results_hold_the_rows_and_what_they_depend_on(result, tmp_path):
     results.write(result.outcome, tmp_path)
     read = json.loads((tmp_path / "results.json").read_text())
     assert read == json.loads(json.dumps(result.outcome))
+    check_keys("results.json of bon", read)
     assert read["config"]["grader"] == "none" and read["config"]["n"] == [2, 4] and read["config"]["seed"] == 0
     assert (read["questions"], read["pool"], read["unscored"]) == (6, 4, 6)
     assert read["datasets"] == ["math500", "gsm_plus"]
