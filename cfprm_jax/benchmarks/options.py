@@ -5,26 +5,27 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from cfprm_jax.config import (
-    ATTENTION_HELP,
-    ATTENTIONS,
-    CACHE_FROZEN_HELP,
-    CHECKPOINT_HELP,
-    DTYPE_HELP,
-    ENCODING_HELP,
-    ENCODINGS,
-    LARGEST_SEED,
-    MOST_COUNT,
-    MOST_TOKENS,
-    STEP_SEPARATOR_HELP,
-    DeviceConfig,
-)
+from cfprm_jax.config import CACHE_FROZEN_HELP, LARGEST_SEED, MOST_COUNT, ScoringConfig
 from cfprm_jax.errors import UserError
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessBenchConfig(Options):
+class BenchmarkConfig(ScoringConfig):
+    """Base of the configurations of both benchmarks."""
+
+    shard: str = option(
+        "",
+        "INDEX/COUNT scores the share INDEX, from 0, of the questions into OUTPUT_DIR.INDEX-of-COUNT.jsonl and "
+        "evaluates nothing; auto takes both from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
+    output_dir: str = option("", "Directory of the results; must be new or empty.")
+    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessBenchConfig(BenchmarkConfig):
     """Evaluate a PRM on ProcessBench: accuracy of locating the first incorrect step, and F1.
 
     python -m cfprm_jax.process_bench --checkpoint=RUN --input=gsm8k.json,math.json --output_dir=DIRECTORY
@@ -39,8 +40,6 @@ class ProcessBenchConfig(Options):
         *("encoding", "step_separator", "max_length", "platform"),
     )
 
-    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint; scored rows need neither.")
-    checkpoint: str = option("", CHECKPOINT_HELP)
     input: tuple[str, ...] = option(
         (),
         'ProcessBench files or globs: .json or .jsonl, plain or .gz. A row is of the subset that its "subset" names, '
@@ -53,31 +52,10 @@ class ProcessBenchConfig(Options):
     tune_on: str = option(
         "", "Subset on which the threshold is tuned, by its F1; overrides --threshold. Example: gsm8k.", kind="string"
     )
-    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
-    step_separator: str = option("", STEP_SEPARATOR_HELP)
-    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
-    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
-    max_length: int = option(
-        0,
-        "Maximum length of a solution in tokens; longer ones are not scored and count as misses. 0 is the maximum of "
-        "training.",
-        lower=8,
-        upper=MOST_TOKENS,
-        also=0,
-    )
-    shard: str = option(
-        "",
-        "INDEX/COUNT scores the share INDEX, from 0, of the questions into OUTPUT_DIR.INDEX-of-COUNT.jsonl and "
-        "evaluates nothing; auto takes both from jax.distributed or the launcher (docs/running.md).",
-    )
-    merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
-    output_dir: str = option("", "Directory of the results; must be new or empty.")
-    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
-    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
 
 @dataclasses.dataclass(frozen=True)
-class PRMBenchConfig(Options):
+class PRMBenchConfig(BenchmarkConfig):
     """Evaluate a PRM on PRMBench and ReasonEval: detection of incorrect and redundant steps, by error class.
 
     python -m cfprm_jax.prm_bench --checkpoint=RUN --input='PRMBench/data/*.jsonl' --output_dir=DIRECTORY
@@ -91,8 +69,6 @@ class PRMBenchConfig(Options):
         *("exclude_questions", "threshold", "redundancy_threshold", "encoding"),
     )
 
-    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint and --scores.")
-    checkpoint: str = option("", CHECKPOINT_HELP)
     scores: tuple[str, ...] = option((), "scores.jsonl of an earlier run, in place of a model.", kind="list")
     scores2: tuple[str, ...] = option((), "scores.jsonl of a second model, for a paired comparison.", kind="list")
     input: tuple[str, ...] = option(
@@ -126,26 +102,6 @@ class PRMBenchConfig(Options):
     report_cases: int = option(
         20, "Maximum number of cases per class that report.html shows.", lower=0, upper=MOST_COUNT
     )
-    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
-    step_separator: str = option("", STEP_SEPARATOR_HELP)
-    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
-    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
-    max_length: int = option(
-        0,
-        "Maximum length of a solution in tokens; longer ones are not scored. 0 is the maximum of training.",
-        lower=8,
-        upper=MOST_TOKENS,
-        also=0,
-    )
-    shard: str = option(
-        "",
-        "INDEX/COUNT scores the share INDEX, from 0, of the questions into OUTPUT_DIR.INDEX-of-COUNT.jsonl and "
-        "evaluates nothing; auto takes both from jax.distributed or the launcher (docs/running.md).",
-    )
-    merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
-    output_dir: str = option("", "Directory of the results; must be new or empty.")
-    cache_frozen: str = option("off", CACHE_FROZEN_HELP)
-    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from jax.sharding import Mesh
 
+from cfprm_jax.benchmarks.options import BenchmarkConfig
 from cfprm_jax.inference import parts, trunk
 from cfprm_jax.inference.load import encoding_of, limited, open_configured
 from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
@@ -21,12 +22,11 @@ _T = TypeVar("_T")
 Log = Callable[[str], None]
 
 
-def open_scorer(config: Any, mesh: Mesh, log: Log) -> tuple[Scorer, str]:
+def open_scorer(config: BenchmarkConfig, mesh: Mesh, log: Log) -> tuple[Scorer, str]:
     """The scorer of the PRM that the flags name, and the name of its encoding.
 
     Args:
-      config: the options, with model, checkpoint, encoding, step_separator, dtype, attention, max_length and
-        cache_frozen.
+      config: the options of the PRM.
       log: receives lines about the encoding and the checkpoint.
     """
     model = config.model or config.checkpoint
@@ -40,7 +40,7 @@ def open_scorer(config: Any, mesh: Mesh, log: Log) -> tuple[Scorer, str]:
 
 
 def score_cases(
-    config: Any,
+    config: BenchmarkConfig,
     cases: Sequence[_T],
     *,
     given: Callable[[_T], SourcedRow],
@@ -51,7 +51,7 @@ def score_cases(
     """The rows of all cases with scores, in the order of the cases, and the name of the encoding.
 
     Args:
-      config: a dataclass of the options, with those of :func:`open_scorer` and device.
+      config: the options of the PRM.
       cases: adjacent cases of one question share its tokens.
       given: a case as a stepwise row, and its source.
       scored: the row of a case and of its stepwise row with scores.
@@ -73,7 +73,7 @@ def score_cases(
 
 
 def score_share(
-    config: Any,
+    config: BenchmarkConfig,
     cases: Sequence[_T],
     *,
     question: Callable[[_T], str],
@@ -84,7 +84,7 @@ def score_share(
     """Score the share of --shard into its part, beside --output_dir; one that was stopped resumes.
 
     Args:
-      config: a dataclass of the options, with those of :func:`open_scorer`, input, output_dir, shard and device.
+      config: the options of the PRM, and --shard and --output_dir.
       cases: all cases of the input.
       question: of a case, which decides the share that it belongs to.
       given: a case as a stepwise row, and its source.

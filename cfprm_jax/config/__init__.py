@@ -12,6 +12,7 @@ from __future__ import annotations
 from cfprm_jax.config.data import EncodingConfig, EstimateConfig, GranularityConfig, PackingConfig, ReadConfig
 from cfprm_jax.config.model import CACHE_FROZEN_HELP, FrozenConfig, LoraConfig, ModelConfig
 from cfprm_jax.config.run import DeviceConfig, DistributedConfig, RunConfig
+from cfprm_jax.config.scoring import ScoringConfig
 from cfprm_jax.config.shared import (
     AFTER_FIRST_ERROR,
     AGGREGATIONS,
@@ -90,6 +91,7 @@ __all__ = [
     "PackingConfig",
     "ReadConfig",
     "RunConfig",
+    "ScoringConfig",
     "decode_escapes",
     "parse_granularity",
 ]

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.data.candidates import Candidate, Question
 from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
+from cfprm_jax.evaluation.aggregation import aggregate
 from cfprm_jax.evaluation.costs import QuestionCost, question_cost
 from cfprm_jax.grading.grader import Judgement
 
@@ -27,9 +27,6 @@ FIELDS = ("level", "subject", "perturbation_type")
 
 NO_ANSWER_FIELD = "no_answer"
 """Marks a question whose reference answer is "None": the critical-thinking ones of GSM-Plus."""
-
-# Below every sum of logarithms: the logarithm of 0 would be the rank of a candidate without scores.
-_LOG_OF_ZERO = -np.finfo(np.float64).max
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,61 +77,6 @@ class Pool:
         if missing and len(missing) < len(self.costs):
             raise UserError(f'{missing[0]} has no "cost", and other rows have one')
         return not missing
-
-
-def log_sigmoid(z: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """log sigmoid(z) in float64, finite for every finite z."""
-    return -np.logaddexp(0.0, -z)
-
-
-def aggregate(
-    candidates: Sequence[Candidate], aggregations: Sequence[str], where: str
-) -> dict[str, tuple[Float[np.ndarray, " candidates"], Float[np.ndarray, " candidates"]]]:
-    """What each aggregation makes of a question's candidates: (what they are ordered by, the score in [0, 1]).
-
-    Without scores that is -inf and 0.
-
-    Args:
-      where: file and line of the question, for messages.
-
-    Raises:
-      UserError: some scored candidates have logits and some have none, so that they cannot be compared; or an
-        aggregation that is none of AGGREGATIONS.
-    """
-    if unknown := sorted(set(aggregations) - set(AGGREGATIONS)):
-        raise UserError(f"aggregation {unknown[0]!r} is none of {', '.join(AGGREGATIONS)}")
-    scored = np.array([c.step_scores is not None and len(c.step_scores) > 0 for c in candidates])
-    logits = np.array([c.step_logits is not None for c in candidates]) & scored
-    if logits.any() and not logits[scored].all():
-        missing, other = np.flatnonzero(scored & ~logits)[0], np.flatnonzero(logits)[0]
-        raise UserError(f'{where}: candidate {missing} has no "step_logits", but candidate {other} has')
-    out = {name: (np.full(len(candidates), -np.inf), np.zeros(len(candidates))) for name in aggregations}
-    if not scored.any():
-        return out
-    scores = [c.step_scores for c, has in zip(candidates, scored, strict=True) if has and c.step_scores is not None]
-    lengths = np.array([len(s) for s in scores])
-    starts = np.cumsum(lengths) - lengths
-    p = np.concatenate(scores)
-    if logits.any():
-        z = np.concatenate([c.step_logits for c in candidates if c.step_logits is not None and len(c.step_logits)])
-        order, log_p, score = z, log_sigmoid(z), lambda rank: np.exp(log_sigmoid(rank))
-    else:
-        order, log_p, score = p, np.log(np.where(p > 0, p, 1.0)), lambda rank: rank
-    zero = np.logical_or.reduceat(p <= 0, starts) & ~logits.any()
-    for name, (ranks, weights) in out.items():
-        if name == "min":
-            ranks[scored] = np.minimum.reduceat(order, starts)
-            weights[scored] = score(ranks[scored])
-        elif name == "last":
-            ranks[scored] = order[starts + lengths - 1]
-            weights[scored] = score(ranks[scored])
-        elif name == "product":
-            ranks[scored] = np.where(zero, _LOG_OF_ZERO, np.add.reduceat(log_p, starts))
-            weights[scored] = np.exp(ranks[scored])
-        else:
-            ranks[scored] = np.add.reduceat(p, starts) / lengths
-            weights[scored] = ranks[scored]
-    return out
 
 
 def make_pool(judged: Iterable[tuple[Question, Judgement]], aggregations: Sequence[str]) -> Pool:

@@ -26,10 +26,9 @@ from cfprm_jax.data.encoding import Encoder
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
-from cfprm_jax.evaluation.pool import log_sigmoid
+from cfprm_jax.evaluation import aggregation
 from cfprm_jax.grading.grader import Grader
 from cfprm_jax.inference.loaded import LoadedPRM
-from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Item, Plan, Scorer
 from cfprm_jax.run import inputs
 from cfprm_jax.run.evaluation import auroc
@@ -199,11 +198,11 @@ class Bench:
             logits = scorer.start(self._plans[key, test.path]).scores()
             if test.steps is not None:
                 aurocs[test.name] = test.steps.auroc(logits)
-            for aggregation in AGGREGATIONS:
-                rank = np.array([aggregate(z, aggregation) for z in logits]).reshape(test.correct.shape)
+            for name in AGGREGATIONS:
+                rank = aggregation.rank(logits, name).reshape(test.correct.shape)
                 for subsets in SUBSETS:
                     choose = first_n if subsets == "first" else every_n
-                    right[f"{test.name}/{aggregation}/{subsets}"] = choose(rank, test.correct, n)
+                    right[f"{test.name}/{name}/{subsets}"] = choose(rank, test.correct, n)
         return aurocs, right
 
 
@@ -258,17 +257,6 @@ def tokens_a_step(loader: Loader) -> float:
     """The mean number of tokens that a step computes, from at most 64 batches at even distances."""
     places = np.linspace(0, loader.num_steps - 1, min(_MEASURED_STEPS, loader.num_steps)).astype(int)
     return float(np.mean([loader.batch(int(place)).tokens_computed for place in places]))
-
-
-def aggregate(logits: Float[np.ndarray, " steps"] | None, aggregation: str) -> float:
-    """The rank of a candidate by one of AGGREGATIONS; -inf without logits."""
-    if logits is None:
-        return -math.inf
-    if aggregation == "product":
-        return float(log_sigmoid(logits).sum())
-    if aggregation == "mean":
-        return float(sigmoid(logits).mean())
-    return float(logits.min() if aggregation == "min" else logits[-1])
 
 
 def first_n(

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from cfprm_jax.checkpoints import frozen
 from cfprm_jax.config import AGGREGATIONS
+from cfprm_jax.evaluation import aggregation
 from cfprm_jax.experiments import cell
 from cfprm_jax.experiments.cell import every_n, first_n
 from cfprm_jax.experiments.real_data import EvaluationSets, located
@@ -152,10 +153,10 @@ class RealBench:
             }
         if name == "pool" and sets.pool is not None:
             out = {}
-            for aggregation in AGGREGATIONS:
-                rank = np.array([cell.aggregate(z, aggregation) for z in scores]).reshape(sets.pool.correct.shape)
-                out[f"pool/{aggregation}/all"] = every_n(rank, sets.pool.correct, sizes)
-                out[f"pool/{aggregation}/first"] = first_n(rank, sets.pool.correct, sizes)
+            for aggregated in AGGREGATIONS:
+                rank = aggregation.rank(scores, aggregated).reshape(sets.pool.correct.shape)
+                out[f"pool/{aggregated}/all"] = every_n(rank, sets.pool.correct, sizes)
+                out[f"pool/{aggregated}/first"] = first_n(rank, sets.pool.correct, sizes)
             return out
         subset = next(one for one in sets.process_bench if f"process_bench/{one.name}" == name)
         return {name: located(scores, subset.label)}

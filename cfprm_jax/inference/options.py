@@ -6,23 +6,17 @@ import dataclasses
 from typing import ClassVar
 
 from cfprm_jax.config import (
-    ATTENTION_HELP,
-    ATTENTIONS,
     CACHE_FROZEN_HELP,
-    CHECKPOINT_HELP,
-    DTYPE_HELP,
-    ENCODING_HELP,
-    ENCODINGS,
     MOST_TOKENS,
     PACKINGS,
-    DeviceConfig,
+    ScoringConfig,
 )
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import option
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreConfig(Options):
+class ScoreConfig(ScoringConfig):
     """Score every step of candidates or of stepwise trajectories.
 
     python -m cfprm_jax.score --checkpoint=RUN --input=CANDIDATES.jsonl --output=SCORED.jsonl
@@ -37,8 +31,6 @@ class ScoreConfig(Options):
         *("encoding", "step_separator", "max_length", "batch_rows", "platform"),
     )
 
-    model: str = option("", "Hugging Face directory of a PRM. Exclusive with --checkpoint.")
-    checkpoint: str = option("", CHECKPOINT_HELP)
     input: tuple[str, ...] = option(
         (), "Candidates or stepwise rows: .jsonl files or globs, plain or .gz.", kind="list"
     )
@@ -52,15 +44,12 @@ class ScoreConfig(Options):
     merge: tuple[str, ...] = option(
         (), "Parts that --shard wrote, or globs: write them as one file and score nothing.", kind="list"
     )
-    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
     step_separator: str = option(
         "",
         "Step separator, with escapes: splits texts that are not divided into steps; for --encoding=trl it also "
         "follows each step. Empty is the default of the encoding. A run, or a directory with prm.json, defines its "
         'own: for other steps give them as a list, "steps" of a candidate (docs/candidates.md).',
     )
-    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
-    attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
     packing: str = option(
         "tree",
         "Packing of solutions into rows: tree computes common prefixes once, sequence does not, none pads one per row.",
@@ -74,12 +63,4 @@ class ScoreConfig(Options):
         upper=4 * MOST_TOKENS,
         also=0,
     )
-    max_length: int = option(
-        0,
-        "Maximum length of a solution in tokens; longer ones have null scores. 0 is the maximum of training.",
-        lower=8,
-        upper=MOST_TOKENS,
-        also=0,
-    )
     cache_frozen: str = option("off", CACHE_FROZEN_HELP)
-    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float32
 
+from cfprm_jax.evaluation import aggregation
+
 METHODS = ("best_of_n", "greedy", "beam", "dvts")
 
 Logits = Float32[np.ndarray, " steps"] | None
@@ -149,20 +151,6 @@ class Cost:
     calls: int
 
 
-def aggregate(logits: Logits, aggregation: str) -> float:
-    """The rank of a solution; -inf without scores. min and last use logits, which do not saturate."""
-    if logits is None or not len(logits):
-        return -math.inf
-    z = np.asarray(logits, np.float64)
-    if aggregation == "last":
-        return float(z[-1])
-    if aggregation == "min":
-        return float(z.min())
-    if aggregation == "product":
-        return float(-np.logaddexp(0.0, -z).sum())
-    return float(np.exp(-np.logaddexp(0.0, -z)).mean())
-
-
 def search(
     prompt: Any, question: str, policy: StepPolicy, reward: StepReward, options: SearchOptions
 ) -> tuple[list[Found], Cost]:
@@ -270,9 +258,10 @@ class _Search:
             ahead = list(self._policy.rows)
             self._policy.restore(mark)
         logits = self._reward.score(self._question, [row.steps for row in ahead])
+        ranks = aggregation.rank(logits, options.aggregation).tolist()
         return [
-            Found(row, None if z is None else z[: len(row.steps)], aggregate(z, options.aggregation))
-            for row, z in zip(rows, logits, strict=True)
+            Found(row, None if z is None else z[: len(row.steps)], own)
+            for row, z, own in zip(rows, logits, ranks, strict=True)
         ]
 
     def _best(self, live: Sequence[int], scored: Sequence[Found], kept: int) -> list[int]:

@@ -5,26 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from cfprm_jax.config import (
-    ATTENTIONS,
-    CHECKPOINT_HELP,
-    DTYPE_HELP,
-    ENCODING_HELP,
-    ENCODINGS,
-    LONGEST_WAIT,
-    MOST_COUNT,
-    MOST_TOKENS,
-    STEP_SEPARATOR_HELP,
-    DeviceConfig,
-)
-from cfprm_jax.options import Options, option
+from cfprm_jax.config import ATTENTIONS, LONGEST_WAIT, MOST_COUNT, MOST_TOKENS, ScoringConfig
+from cfprm_jax.options import option
 
 TOKEN_VARIABLE = "CFPRM_API_KEY"
 """Environment variable of the bearer token."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeConfig(Options):
+class ServeConfig(ScoringConfig):
     """Serve step scores over HTTP.
 
     python -m cfprm_jax.serve --checkpoint=RUN --port=8000
@@ -38,25 +27,13 @@ class ServeConfig(Options):
         *("max_length", "prefix_cache_tokens", "batch_tokens", "max_wait_ms", "platform"),
     )
 
-    model: str = option("", "Hugging Face directory of a PRM, or its name on the hub. Exclusive with --checkpoint.")
-    checkpoint: str = option("", CHECKPOINT_HELP)
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is all interfaces.")
     port: int = option(8000, "Port to listen on; 0 selects a free one.", lower=0, upper=65535)
     api_key: str = option(
         "", f"Bearer token that requests must carry; empty is the environment variable {TOKEN_VARIABLE}, if set."
     )
     served_model_name: str = option("", "Name of the model in requests; empty is what --model or --checkpoint names.")
-    encoding: str = option("auto", ENCODING_HELP, choices=ENCODINGS)
-    step_separator: str = option("", STEP_SEPARATOR_HELP)
-    dtype: str = option("auto", DTYPE_HELP, choices=("auto", "bfloat16", "float32"))
     attention: str = option("auto", "Attention implementation for tokens without a cached prefix.", choices=ATTENTIONS)
-    max_length: int = option(
-        0,
-        "Maximum length of a solution in tokens. 0 is the maximum of training.",
-        lower=8,
-        upper=MOST_TOKENS,
-        also=0,
-    )
     prefix_cache_tokens: int = option(
         65536,
         "Capacity in tokens of the cache of keys and values; the least recently used are evicted first. 0 is no cache.",
@@ -78,4 +55,3 @@ class ServeConfig(Options):
     warmup: bool = option(
         False, "Compile every shape of a batch before listening; later starts find them in the compile cache."
     )
-    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)

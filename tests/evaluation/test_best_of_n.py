@@ -18,7 +18,7 @@ from cfprm_jax.data.candidates import Candidate, Question, read_candidates
 from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.best_of_n import chosen, majority, outcomes, rows, subsets
-from cfprm_jax.evaluation.pool import aggregate, make_pool
+from cfprm_jax.evaluation.pool import make_pool
 from cfprm_jax.grading.grader import Grader
 
 
@@ -160,47 +160,6 @@ def test_logits_break_the_ties_of_scores_that_round_to_one():
     sure, surer = candidate([1.0, 1.0], logits=[40.0, 50.0]), candidate([1.0, 1.0], True, logits=[45.0, 60.0])
     found = accuracies([question(sure, surer)], (2,))
     assert [found[2, "best_of_n", name] for name in AGGREGATIONS] == [1.0, 1.0, 1.0, 0.0]
-
-
-def test_aggregation_in_numbers():
-    plain = aggregate([candidate([0.2, 0.5]), candidate([0.9])], AGGREGATIONS, "c.jsonl:1")
-    for name, value in {"min": 0.2, "last": 0.5, "product": math.log(0.1), "mean": 0.35}.items():
-        assert plain[name][0][0] == pytest.approx(value, rel=1e-14)
-        assert plain[name][1][0] == pytest.approx(math.exp(value) if name == "product" else value, rel=1e-14)
-    z = [-2.0, 1.0]
-    p = [sigmoid(value) for value in z]
-    raw = aggregate([candidate(p, logits=z)], AGGREGATIONS, "c.jsonl:1")
-    expected = {"min": (-2.0, p[0]), "last": (1.0, p[1]), "mean": (sum(p) / 2, sum(p) / 2)}
-    for name, (rank, weight) in {**expected, "product": (math.log(p[0] * p[1]), p[0] * p[1])}.items():
-        assert (raw[name][0][0], raw[name][1][0]) == pytest.approx((rank, weight), rel=1e-14)
-
-
-def test_a_product_with_a_score_of_zero_is_zero():
-    pool = [candidate(p) for p in ([0.0, 0.5], [0.9, 0.0, 0.0], [1e-300] * 3, [5e-324], None, [0.0], [1.0, 1.0])]
-    ranks, weights = aggregate(pool, ["product"], "c.jsonl:1")["product"]
-    # Below the smallest product, a tie with other zeros, and above a candidate without scores.
-    assert ranks[0] == ranks[1] == ranks[5] and np.isfinite(ranks[0])
-    assert ranks[4] == -np.inf < ranks[0] < ranks[2] < ranks[3] < ranks[6] == 0
-    assert ranks[2] == pytest.approx(3 * math.log(1e-300), rel=1e-14)
-    np.testing.assert_array_equal(weights, [0, 0, 0, 5e-324, 0, 0, 1])
-    # Where logits are known a sigmoid that rounds to 0 is none.
-    ranks, _ = aggregate([candidate([0.0], logits=[-800.0]), candidate([0.0], logits=[-900.0])], ["product"], "c")[
-        "product"
-    ]
-    assert ranks.tolist() == [-800.0, -900.0]
-
-
-def test_an_unknown_aggregation_is_an_error():
-    with pytest.raises(UserError, match="aggregation 'median' is none of min, last, product, mean"):
-        aggregate([candidate([0.5])], ["min", "median"], "c.jsonl:1")
-    with pytest.raises(UserError, match="aggregation 'median'"):
-        aggregate([candidate(None)], ["median"], "c.jsonl:1")
-
-
-def test_huge_logits_stay_finite():
-    out = aggregate([candidate([0.0, 1.0], logits=[-1e4, 1e4])], AGGREGATIONS, "c.jsonl:1")
-    assert out["product"][0][0] == -1e4 and out["min"][0][0] == -1e4
-    assert all(np.isfinite(ranks).all() and (weights >= 0).all() for ranks, weights in out.values())
 
 
 def test_a_score_of_zero_is_above_no_score_and_an_unscored_question_counts():

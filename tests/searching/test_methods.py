@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfprm_jax.searching.methods import Partial, SearchOptions, aggregate, search
+from cfprm_jax.searching.methods import Partial, SearchOptions, search
 
 TARGET = ("3", "1", "0", "2", "1", "3")
 
@@ -180,14 +180,6 @@ def test_solutions_over_the_limit_have_no_scores() -> None:
         found, _ = search(None, "q", Digits(0), Exact(longest=3), SearchOptions(method, 8, 4))
         assert found and all(one.logits is None and one.rank == -math.inf for one in found)
         assert {len(one.partial.steps) for one in found} == {6 if method == "best_of_n" else 4}
-
-
-def test_aggregation() -> None:
-    z = np.array([1.0, -2.0, 0.5], np.float32)
-    p = 1 / (1 + np.exp(-z.astype(np.float64)))
-    assert aggregate(z, "last") == 0.5 and aggregate(z, "min") == -2.0
-    assert aggregate(z, "product") == pytest.approx(np.log(p).sum()) and aggregate(z, "mean") == pytest.approx(p.mean())
-    assert aggregate(None, "min") == aggregate(z[:0], "min") == -math.inf
 
 
 def test_options_are_plain() -> None:
