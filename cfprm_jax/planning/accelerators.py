@@ -14,7 +14,7 @@ from typing import Any
 from cfprm_jax.errors import UserError
 
 GIB = 1 << 30
-INSTALL = "pip install 'cfprm-jax[aot]'"
+INSTALL = "pip install '.[aot]'"
 _GPUS_A_HOST = 8
 
 

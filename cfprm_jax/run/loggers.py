@@ -171,5 +171,5 @@ class Loggers:
             self._open.pop(name, None)
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             if isinstance(error, ModuleNotFoundError) and error.name == name:
-                reason = f"it is not installed: pip install 'cfprm-jax[{name}]'"
+                reason = f"it is not installed: pip install '.[{name}]'"
             self._report(f"logger      {name} is dropped, and metrics.jsonl has all metrics: {reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import importlib.util
+import logging
 import os
 import pathlib
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def select(platform: str) -> list[jax.Device]:
     Raises:
       UserError: the platform is not there. Nothing ever falls back to the CPU.
     """
-    share_memory(platform)
+    prepare(platform)
     if platform == "auto":
         return jax.devices()
     try:
@@ -43,6 +44,8 @@ def select(platform: str) -> list[jax.Device]:
         raise UserError(f"{message} Or run with --platform=cpu. (JAX: {error})".replace("\n", " ")) from error
 
 
+_PLATFORMS = "jax_platforms"
+
 # Parameters of glibc's mallopt (malloc.h). Nothing is mapped by itself, and -1 is never to give the heap's end back.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1}
@@ -53,15 +56,32 @@ def keep_freed_memory(devices: Sequence[jax.Device]) -> bool:
 
     glibc gives large buffers back to the system as soon as they are free, and every step then pays for the page faults
     of the same buffers again: a third of the time of a small model's step. The process holds its peak until it ends.
-    The threads that run a step have a part in that only after :func:`share_memory`.
+    The threads that run a step have a part in that only after :func:`prepare`.
     """
     return all(device.platform == "cpu" for device in devices) and _mallopt(_KEEP)
 
 
-def share_memory(platform: str) -> None:
-    """Let JAX's threads on CPU devices share the process's heap; call it before JAX initialises its devices."""
+def prepare(platform: str) -> None:
+    """Settings of JAX and of the process's heap for a platform; call it before JAX initialises its devices.
+
+    With platform=cpu JAX initialises no other platform: plugins of accelerators that are installed but not used, as by
+    the extra aot, would print their errors. Otherwise such an error is one line without its traceback. On CPU devices
+    JAX's threads share the process's heap, which :func:`keep_freed_memory` relies on.
+    """
+    if platform == "cpu" and not getattr(jax.config, _PLATFORMS):
+        jax.config.update(_PLATFORMS, "cpu")
+    logging.getLogger("jax._src.xla_bridge").addFilter(_in_one_line)  # a filter is added once
     if _is_cpu(platform):
         _mallopt({_M_ARENA_MAX: 1})
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """A filter of a logger: a record has its exception's text in place of the traceback."""
+    if record.exc_info and record.exc_info[1] is not None:
+        error = " ".join(str(record.exc_info[1]).split())
+        record.msg, record.args = "%s: %s", (record.getMessage(), error)
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def _is_cpu(platform: str) -> bool:

@@ -301,7 +301,7 @@ def session(config: DistributedConfig, platform: str) -> Iterator[Processes]:
     layout = detect(config, os.environ)
     if layout is not None or (config.distributed == "auto" and platform == "tpu" and _tpu_here()):
         _join(config, layout)
-    devices.share_memory(platform)
+    devices.prepare(platform)
     count = jax.process_count()
     if count == 1:
         yield Processes()

@@ -19,7 +19,7 @@ class ServeConfig(ScoringConfig):
     python -m cfprm_jax.serve --checkpoint=RUN --port=8000
 
     Routes: /v1/steps (a question and steps), /pooling and /classify as vLLM's, OpenR's worker protocol, /v1/models,
-    /health and /metrics (docs/guide/serve.md). Needs the extra: pip install "cfprm-jax[serve]".
+    /health and /metrics (docs/guide/serve.md). Needs the extra: pip install '.[serve]'.
     """
 
     MAIN_FLAGS: ClassVar = (

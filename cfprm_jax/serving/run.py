@@ -46,7 +46,7 @@ def serve(config: ServeConfig, log: Callable[[str], None]) -> ServeSummary:
     require_one_prm(config.model, config.checkpoint)
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f'serve needs {", ".join(missing)}: pip install "cfprm-jax[serve]"')
+        raise UserError(f"serve needs {', '.join(missing)}: pip install '.[serve]'")
     # Imported here, because they are of the extra.
     from cfprm_jax.serving.app import Limits, Service
     from cfprm_jax.serving.batching import BatchPolicy

@@ -140,7 +140,7 @@ def test_a_missing_package_names_the_command_that_installs_it(
     log = open_log(tmp_path, ("wandb",), reported=reported)
     log.write(1, {"loss": 0.5}, board="train")
     log.close()
-    assert len(reported) == 1 and "pip install 'cfprm-jax[wandb]'" in reported[0]
+    assert len(reported) == 1 and "pip install '.[wandb]'" in reported[0]
     assert len(read(tmp_path)) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import pathlib
 import subprocess
@@ -26,6 +27,32 @@ def test_present_platform() -> None:
     assert devices.select("cpu") == jax.devices("cpu")
     assert devices.select("auto") == jax.devices()
     assert devices.describe(jax.devices("cpu")[:2]) == "2 x cpu (cpu)"
+
+
+def test_only_the_cpu_is_initialised_for_the_cpu() -> None:
+    """Plugins of accelerators, which the extra aot installs, would print that they find none."""
+    before = jax.config.jax_platforms
+    try:
+        jax.config.update("jax_platforms", None)
+        devices.prepare("auto")
+        assert jax.config.jax_platforms is None
+        devices.prepare("cpu")
+        assert jax.config.jax_platforms == "cpu"
+    finally:
+        jax.config.update("jax_platforms", before)
+
+
+def test_the_error_of_a_plugin_is_one_line(caplog) -> None:
+    devices.prepare("auto")
+    logger = logging.getLogger("jax._src.xla_bridge")
+    try:
+        raise RuntimeError("operation cuInit(0) failed:\n  unknown CUDA error")
+    except RuntimeError:
+        logger.exception("Exception when calling %s", "jax_plugins.xla_cuda12.initialize()")
+    expected = (
+        "Exception when calling jax_plugins.xla_cuda12.initialize(): operation cuInit(0) failed: unknown CUDA error"
+    )
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [(expected, None)]
 
 
 @dataclasses.dataclass
