@@ -14,7 +14,7 @@ import time
 from cfprm_jax import flags
 from cfprm_jax.experiments.options import ExperimentConfig
 from cfprm_jax.experiments.run import run
-from cfprm_jax.runtime.progress import duration
+from cfprm_jax.runtime.progress import counted, duration
 
 
 def main(config: ExperimentConfig) -> int:
@@ -23,7 +23,7 @@ def main(config: ExperimentConfig) -> int:
     log = functools.partial(print, flush=True)
     summary = run(config, log)
     log(f"\n{summary.text}")
-    log(f"done        {summary.cells} cells in {duration(time.monotonic() - started)}")
+    log(f"done        {counted(summary.cells, 'cell')} in {duration(time.monotonic() - started)}")
     log(f"results     {config.output_dir}: {', '.join(summary.files)}")
     return 0
 

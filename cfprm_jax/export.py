@@ -15,6 +15,7 @@ from cfprm_jax import flags
 from cfprm_jax.huggingface import hub
 from cfprm_jax.run.export import export_run
 from cfprm_jax.run.options import ExportConfig
+from cfprm_jax.runtime.progress import counted
 
 
 def main(config: ExportConfig) -> None:
@@ -23,8 +24,8 @@ def main(config: ExportConfig) -> None:
         hub.check_name(config.push_to_hub)
     report = export_run(config, functools.partial(print, flush=True))
     print(
-        f"wrote {config.output_dir}: {report.parameters:,} parameters, {report.stored_bytes / 1e9:.2f} GB "
-        f"in {len(report.files)} file(s) of weights",
+        f"wrote {config.output_dir}: {counted(report.parameters, 'parameter')}, {report.stored_bytes / 1e9:.2f} GB "
+        f"in {counted(len(report.files), 'file')} of weights",
         flush=True,
     )
     if config.push_to_hub:

@@ -19,6 +19,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.labelling import run
 from cfprm_jax.labelling.options import LabelConfig
 from cfprm_jax.runtime import output_paths
+from cfprm_jax.runtime.progress import counted
 from cfprm_jax.runtime.regular_files import check_output
 
 
@@ -47,10 +48,10 @@ def main(config: LabelConfig) -> int:
 def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
     this, cost = summary["this_run"], summary["cost_against_a_full_sweep"]
     lines = [
-        f"done        {summary['rows']:,} rows of {summary['questions']:,} questions "
-        f"({summary['omitted_questions']:,} omitted by their rate); {len(summary['bad_rows']):,} bad rows",
-        f"rollouts    {summary['rollouts']:,} from {summary['prefixes']:,} prefixes, {summary['tokens']:,} tokens"
-        + (f"; {cost:.1%} of a full sweep" if cost is not None else ""),
+        f"done        {counted(summary['rows'], 'row')} of {counted(summary['questions'], 'question')} "
+        f"({summary['omitted_questions']:,} omitted by their rate); {counted(len(summary['bad_rows']), 'bad row')}",
+        f"rollouts    {summary['rollouts']:,} from {counted(summary['prefixes'], 'prefix')}, "
+        f"{counted(summary['tokens'], 'token')}" + (f"; {cost:.1%} of a full sweep" if cost is not None else ""),
         f"cut         {summary['cut_rollouts']:,} at {config.max_new_tokens:,} tokens; "
         f"{summary['rollouts_without_verdict']:,} without a verdict; "
         f"{summary['prefixes_too_long']:,} prefixes too long",

@@ -14,7 +14,7 @@ from cfprm_jax import flags
 from cfprm_jax.engines.batch import RequestsWritten
 from cfprm_jax.engines.sample_options import SampleConfig
 from cfprm_jax.engines.sampling import merge_candidates, sample_candidates
-from cfprm_jax.runtime.progress import duration
+from cfprm_jax.runtime.progress import counted, duration
 
 
 def main(config: SampleConfig) -> int:
@@ -22,7 +22,7 @@ def main(config: SampleConfig) -> int:
     if config.merge:
         merged = merge_candidates(config)
         if merged is not None:
-            print(f"merged      {merged[0]:,} rows of {merged[1]} parts")
+            print(f"merged      {counted(merged[0], 'row')} of {counted(merged[1], 'part')}")
         print(f"candidates  {config.output}{' is already complete' if merged is None else ''}")
         return 0
     try:
@@ -35,7 +35,8 @@ def main(config: SampleConfig) -> int:
         print(f"candidates  {summary.output} is already complete")
         return 0
     print(
-        f"done        {summary.questions:,} questions, {counts.completions:,} candidates, {counts.tokens:,} tokens in "
+        f"done        {counted(summary.questions, 'question')}, {counted(counts.completions, 'candidate')}, "
+        f"{counted(counts.tokens, 'token')} in "
         f"{duration(seconds)} ({counts.tokens / seconds:,.1f} tokens/s)\n"
         f"truncated   {summary.truncated:,} at {config.max_new_tokens:,} tokens; {summary.empty:,} empty\n"
         f"candidates  {summary.output}"

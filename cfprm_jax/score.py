@@ -13,7 +13,7 @@ import sys
 from cfprm_jax import flags
 from cfprm_jax.inference.options import ScoreConfig
 from cfprm_jax.inference.score_files import merge_scores, score_files
-from cfprm_jax.runtime.progress import duration
+from cfprm_jax.runtime.progress import counted, duration
 
 
 def main(config: ScoreConfig) -> int:
@@ -21,7 +21,7 @@ def main(config: ScoreConfig) -> int:
     if config.merge:
         merged = merge_scores(config)
         if merged is not None:
-            print(f"merged      {merged[0]:,} rows of {merged[1]} parts")
+            print(f"merged      {counted(merged[0], 'row')} of {counted(merged[1], 'part')}")
         print(f"scores      {config.output}{' is already complete' if merged is None else ''}")
         return 0
     summary = score_files(config, functools.partial(print, flush=True))
@@ -30,8 +30,9 @@ def main(config: ScoreConfig) -> int:
         print(f"scores      {summary.output} is already complete")
         return 0
     print(
-        f"done        {counts.rows:,} rows, {counts.solutions:,} solutions, {counts.steps:,} steps in "
-        f"{duration(seconds)} ({counts.solutions / max(seconds, 1e-9):,.1f} solutions/s)\n"
+        f"done        {counted(counts.rows, 'row')}, {counted(counts.solutions, 'solution')}, "
+        f"{counted(counts.steps, 'step')} in {duration(seconds)} "
+        f"({counts.solutions / max(seconds, 1e-9):,.1f} solutions/s)\n"
         f"not scored  {counts.empty:,} without steps, {counts.too_long:,} over {summary.max_length} tokens"
     )
     if warning := counts.split.warning(summary.separator):

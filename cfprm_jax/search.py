@@ -11,7 +11,7 @@ import functools
 import sys
 
 from cfprm_jax import flags
-from cfprm_jax.runtime.progress import duration
+from cfprm_jax.runtime.progress import counted, duration
 from cfprm_jax.searching.options import SearchConfig
 from cfprm_jax.searching.search_files import search_files
 
@@ -24,10 +24,10 @@ def main(config: SearchConfig) -> int:
         return 0
     cost = summary.cost
     print(
-        f"done        {summary.questions:,} questions in {duration(summary.seconds)}; {summary.fewer:,} have fewer "
-        f"solutions than n\n"
-        f"cost        {cost.policy_tokens:,} tokens of the policy, {cost.reward_tokens:,} of the PRM "
-        f"({cost.reward_requested:,} without kept prefixes), {cost.calls:,} calls; "
+        f"done        {counted(summary.questions, 'question')} in {duration(summary.seconds)}; "
+        f"{summary.fewer:,} with fewer solutions than n\n"
+        f"cost        {counted(cost.policy_tokens, 'token')} of the policy, {cost.reward_tokens:,} of the PRM "
+        f"({cost.reward_requested:,} without kept prefixes), {counted(cost.calls, 'call')}; "
         f"{cost.discarded_tokens:,} of {cost.sampled_tokens:,} sampled tokens discarded"
     )
     if warning := summary.split.warning(summary.separator):

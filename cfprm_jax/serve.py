@@ -11,6 +11,7 @@ import functools
 import sys
 
 from cfprm_jax import flags
+from cfprm_jax.runtime.progress import counted
 from cfprm_jax.serving.options import ServeConfig
 from cfprm_jax.serving.run import serve
 
@@ -19,8 +20,8 @@ def main(config: ServeConfig) -> int:
     """The command. See :class:`ServeConfig`."""
     summary = serve(config, functools.partial(print, flush=True))
     print(
-        f"done        {summary.batches:,} batches, {summary.requested:,} tokens: {summary.computed:,} computed, "
-        f"{summary.reused:,} cached"
+        f"done        {counted(summary.batches, 'batch')}, {counted(summary.requested, 'token')}: "
+        f"{summary.computed:,} computed, {summary.reused:,} cached"
     )
     return 1 if summary.failed else 0
 

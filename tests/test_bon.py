@@ -43,6 +43,21 @@ def results(directory):
     return json.loads((directory / "results.json").read_text())
 
 
+def test_by_default_the_usual_n_that_every_question_has(tmp_path, capsys):
+    """Nine and eight candidates: 8 alone. Two: both. The rest of 8, 16, 32 and 64 is named; --n=16 is an error."""
+    pair = ([0.9], "1", True), ([0.1], "2", False)
+    scored = write(tmp_path / "scored.jsonl", [row("a", *4 * pair), row("b", *4 * pair, pair[0])])
+    few = write(tmp_path / "few.jsonl", [row("a", *pair)])
+    given = ["--grader=none", "--resamples=100", f"--output_dir={tmp_path / 'out'}"]
+    for path, sizes, left_out in ((scored, [8], "16, 32, 64"), (few, [2], "8, 16, 32, 64")):
+        assert run(f"--input={path}", *given) == 0
+        found = results(tmp_path / "out")
+        assert found["config"]["n"] == sizes == sorted({line["n"] for line in found["rows"]})
+        assert f"n = {left_out} left out: not every question has that many" in capsys.readouterr().out
+    assert run(f"--input={scored}", "--n=8,16", *given) == 2
+    assert "--n=16: question 'a' has only 8 candidates" in capsys.readouterr().err
+
+
 def test_it_writes_everything_and_prints_the_table(scored, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = [f"--input={scored}", "--n=1,2", "--aggregation=min,last", "--seed=3", f"--output_dir={out}"]

@@ -78,7 +78,7 @@ def test_a_run_directory_becomes_what_transformers_loads(tokenizer, tmp_path, ca
     printed = capsys.readouterr()
     first, *_, last = printed.out.splitlines()
     assert first == f"export: {tmp_path / 'run'} -> {out} as token_classification in float32"
-    assert last.startswith(f"wrote {out}: ") and last.endswith("in 1 file(s) of weights")
+    assert last.startswith(f"wrote {out}: ") and last.endswith("in 1 file of weights")
     assert " GB/s\n" in printed.out
     assert f"--output_dir={out}" in (out / "export.flags").read_text().splitlines()
     model = transformers.AutoModelForTokenClassification.from_pretrained(out).eval()

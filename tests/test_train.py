@@ -100,7 +100,7 @@ def test_malformed_rows_that_are_allowed_are_reported_and_listed(tiny, world, ca
     rows.write_text((world / "train.jsonl").read_text() + '{"prompt": "1+1", "completions": ["2"], "labels": [1.7]}\n')
     given = tiny.arguments("one_bad", train_data=rows, eval_fraction=0, max_bad_rows=1, max_steps=1)
     assert train.main(flags.parse(train.TrainConfig, ["train", *given, "--compile_cache_dir="])) == 0
-    assert "1 malformed rows skipped" in capsys.readouterr().out
+    assert "1 malformed row skipped" in capsys.readouterr().out
     (listed,) = json.loads((world / "one_bad" / "corpus.json").read_text())["bad_rows"]
     assert re.match(r"one_bad.jsonl:\d+: .*1\.7", listed)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from cfprm_jax.config.shared import EVAL_METRICS
 from cfprm_jax.runtime import atomic
 
 CHECKPOINTS = "checkpoints"
@@ -23,7 +24,7 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Link in a run directory to its best checkpoint by --keep_best."""
 
-HIGHER_IS_BETTER = {"loss": False, "step_accuracy": True, "negative_f1": True, "auroc": True}
+HIGHER_IS_BETTER = {metric: metric != "loss" for metric in EVAL_METRICS}
 """The evaluation metrics that can rank checkpoints, and whether higher is better."""
 
 _REMOVED = ".removed"

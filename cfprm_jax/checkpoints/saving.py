@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 from cfprm_jax.checkpoints import checksums, orbax_files, restoring, retention
 from cfprm_jax.checkpoints.restoring import Restored
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
+from cfprm_jax.config.shared import EVAL_METRICS
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import digests, disk
 from cfprm_jax.runtime.distributed import Processes
@@ -48,10 +49,10 @@ class Checkpoints:
 
         Args:
           keep: number of newest checkpoints that are kept.
-          keep_best: one of retention.HIGHER_IS_BETTER; the best checkpoint by it is kept too, as run/best.
+          keep_best: one of retention.HIGHER_IS_BETTER, or "none"; the best checkpoint by it is kept too, as run/best.
         """
         self.directory = pathlib.Path(output_dir).resolve() / CHECKPOINTS
-        self._keep, self._metric = keep, keep_best if keep_best in retention.HIGHER_IS_BETTER else None
+        self._keep, self._metric = keep, None if keep_best == "none" else keep_best
         self._processes = processes or Processes()
         self._best: tuple[float, int | None] = (-math.inf, None)  # value, step
         self._pending: tuple[int, int] | None = None  # step that is being saved, bytes of its state
@@ -206,6 +207,9 @@ def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int]:
 
 def candidates(path: str | pathlib.Path) -> tuple[pathlib.Path, list[int]]:
     """(run directory, steps) of the checkpoints that a path stands for: one that is named, or all, the newest first."""
+    require_prm_directory(
+        path, f"{path} is neither a run directory of train with a checkpoint nor one of its {CHECKPOINTS}/STEP"
+    )
     path = pathlib.Path(path).resolve()
     if path.parent.name == CHECKPOINTS and path.name.isdigit():
         run, steps = path.parent.parent, [int(path.name)] if path.is_dir() else []
@@ -217,6 +221,25 @@ def candidates(path: str | pathlib.Path) -> tuple[pathlib.Path, list[int]]:
             f"{path} is neither a run directory of train with a checkpoint nor one of its {CHECKPOINTS}/STEP"
         )
     return run, steps
+
+
+def require_prm_directory(path: str | pathlib.Path, otherwise: str = "") -> None:
+    """UserError unless a path is a directory; of RUN/best, with the reason why a run has none.
+
+    Args:
+      otherwise: text of the error of any other path.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        return
+    if path.name == retention.BEST and (path.parent / CHECKPOINTS).is_dir():
+        raise UserError(
+            f"{path}: this run has no best checkpoint: train keeps one with --keep_best={'|'.join(EVAL_METRICS)}, at "
+            f"an evaluation on held-out questions. Its newest checkpoint is that of {path.parent}"
+        )
+    raise UserError(
+        otherwise or f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory"
+    )
 
 
 def read_meta(run: pathlib.Path, step: int) -> dict[str, Any]:

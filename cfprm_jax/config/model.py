@@ -15,11 +15,12 @@ class ModelConfig(Options):
     model: str = option(
         "synthetic",
         "Hugging Face directory or hub name (owner/name, owner/name@revision) of a backbone, or of a PRM as warm "
-        "start. synthetic generates a small network.",
+        "start. synthetic generates a small network; with data other than synthetic, it requires --init=random.",
     )
     init: str = option(
         "pretrained",
-        "Initial weights: the safetensors files of --model, or random values drawn with --seed.",
+        "Initial weights: the safetensors files of --model, or random values drawn with --seed. For the latter --model "
+        "needs no weights, only config.json and tokenizer.",
         choices=("pretrained", "random"),
     )
     head: str = option("linear", "Reward head: Linear, or Linear-ReLU-Linear.", choices=("linear", "mlp"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cfprm_jax.config.shared import LARGEST_SEED, LOGGERS, LONGEST_WAIT, MOST_STEPS
+from cfprm_jax.config.shared import EVAL_METRICS, LARGEST_SEED, LOGGERS, LONGEST_WAIT, MOST_STEPS
 from cfprm_jax.options import Options, option
 
 
@@ -98,8 +98,9 @@ class RunConfig(Options):
     keep_checkpoints: int = option(2, "Number of newest checkpoints to keep.", lower=1, upper=10_000)
     keep_best: str = option(
         "none",
-        "Held-out metric for keeping the best checkpoint, in OUTPUT_DIR/best, besides the newest.",
-        choices=("none", "loss", "step_accuracy", "negative_f1", "auroc", "distinct_negative_f1", "distinct_auroc"),
+        "Held-out metric for keeping the best checkpoint, in OUTPUT_DIR/best, besides the newest. Requires held-out "
+        "questions.",
+        choices=("none", *EVAL_METRICS),
     )
     preemption_exit_code: int = option(
         0,

@@ -19,6 +19,8 @@ ESTIMATES = ("labels", "hard", "soft", "relative", "self_denoised", "entropy", "
 AFTER_FIRST_ERROR = ("null", "negative", "keep")
 LOSSES = ("bce", "mse", "q_ranking")
 LABEL_WEIGHTS = ("trajectory", "node", "question")
+EVAL_METRICS = ("loss", "step_accuracy", "negative_f1", "auroc", "distinct_negative_f1", "distinct_auroc")
+"""Held-out metrics that --keep_best can rank checkpoints by."""
 LOGGERS = ("tensorboard", "wandb", "trackio")
 SCHEDULES = ("coarse_to_fine", "fine_to_coarse", "shuffled")
 PACKINGS = ("tree", "sequence", "none")

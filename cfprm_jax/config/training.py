@@ -113,7 +113,10 @@ class EvalConfig(Options):
         512, "Maximum number of held-out trajectories per evaluation; 0 is all.", lower=0, upper=MOST_COUNT
     )
     bon_n: tuple[str, ...] = option(
-        ("8", "16", "32", "64"), "Values of n of the Best-of-N evaluation of --bon_candidates.", kind="list"
+        ("auto",),
+        "Values of n of the Best-of-N evaluation of --bon_candidates. auto: those of 8, 16, 32 and 64 that every "
+        "question has.",
+        kind="list",
     )
     bon_candidates: str = option(
         "",

@@ -204,7 +204,7 @@ def _check_not_empty(report: dict[str, Any]) -> None:
         if not entry["trajectories"]:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in entry["skipped"].items()) or "none was read"
             other = report["trajectories_of_other_questions"]
-            held_out = f"; {other} belong to held-out questions" if other else ""
+            held_out = f"; {other} are of questions that --eval_fraction holds out" if other else ""
             names = ", ".join(report["files"])
             raise UserError(f"{names}: no trajectory to train on at granularity {granularity} ({reasons}{held_out})")
 

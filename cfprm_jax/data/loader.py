@@ -291,21 +291,29 @@ def evaluation_batches(
     return batches if hidden is None else _WithHidden(batches, reader, groups, hidden)
 
 
+def held_out_labels(batches: Sequence[Batch]) -> Float32[np.ndarray, " labels"]:
+    """The labels of the steps of all batches, those that are not labelled left out; hidden states are not read."""
+    batches = batches.without_hidden if isinstance(batches, _WithHidden) else batches
+    labels = [np.asarray(batch.packed.labels).ravel() for batch in batches]
+    found = np.concatenate(labels) if labels else np.zeros(0, np.float32)
+    return found[~np.isnan(found)]
+
+
 class _WithHidden(Sequence[Batch]):
     """Batches whose hidden states are read when they are taken: those of all together may be larger than the memory."""
 
     def __init__(
         self, batches: list[Batch], reader: GranularityReader, groups: list[list[int]], hidden: HiddenStates
     ) -> None:
-        self._batches, self._reader, self._groups, self._hidden = batches, reader, groups, hidden
+        self.without_hidden, self._reader, self._groups, self._hidden = batches, reader, groups, hidden
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.without_hidden)
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
-        batch, members = self._batches[number], [(self._reader, place) for place in self._groups[number]]
+        batch, members = self.without_hidden[number], [(self._reader, place) for place in self._groups[number]]
         encoded = [self._reader[place] for place in self._groups[number]]
         states = self._hidden(members, encoded, batch.packed)
         return dataclasses.replace(batch, packed=batch.packed._replace(hidden=states))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Float
 
 from cfprm_jax.config import Granularity
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime.progress import counted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,19 +52,20 @@ class Trajectory:
         if not steps:
             raise UserError("row without steps")
         if len(steps) != len(self.labels):
-            raise UserError(f"row with {count(steps, 'step')} and {count(self.labels, 'label')}")
+            raise UserError(f"row with {counted(len(steps), 'step')} and {counted(len(self.labels), 'label')}")
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "labels", _targets(self.labels, "label"))
         redundancy = np.full(len(steps), np.nan) if self.redundancy is None else self.redundancy
         if len(steps) != len(redundancy):
-            raise UserError(f"row with {count(steps, 'step')} and {len(redundancy)} of redundancy")
+            raise UserError(f"row with {counted(len(steps), 'step')} and {len(redundancy)} of redundancy")
         object.__setattr__(self, "redundancy", _targets(redundancy, "redundancy"))
         if self.windows is not None:
             object.__setattr__(self, "windows", tuple(self.windows))
             if min(self.windows, default=0) < 1 or sum(self.windows) != len(steps):
                 raise UserError(
-                    f"row with {count(steps, 'step')} and windows of {', '.join(map(str, self.windows)) or 'none'}: "
-                    f"expected positive sizes that add up to {len(steps)}"
+                    f"row with {counted(len(steps), 'step')} and windows of "
+                    f"{', '.join(map(str, self.windows)) or 'none'}: expected positive sizes that add "
+                    f"up to {len(steps)}"
                 )
 
     def __eq__(self, other: object) -> bool:
@@ -79,11 +80,6 @@ class Trajectory:
 
     def __hash__(self) -> int:
         return hash((self.question, self.steps, self.source))
-
-
-def count(items: Sequence[Any] | np.ndarray, noun: str) -> str:
-    """A number of items for a message: "1 step", "3 steps"."""
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def _targets(values: Any, name: str) -> Float[np.ndarray, " steps"]:

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cfprm_jax.config import NAMED_GRANULARITIES, Granularity
-from cfprm_jax.data.trajectory import Trajectory, count
+from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.errors import UserError
+from cfprm_jax.runtime.progress import counted
 
 SEPARATOR = "\n\n"
 
@@ -91,7 +92,7 @@ def _given(trajectory: Trajectory) -> list[int]:
     if trajectory.windows is None:
         raise UserError(
             f'{trajectory.source}: --granularities=given, and the row has no "windows"; expected sizes that add up to '
-            f"its {count(trajectory.steps, 'step')}"
+            f"its {counted(len(trajectory.steps), 'step')}"
         )
     return list(itertools.accumulate(trajectory.windows))
 

@@ -23,7 +23,7 @@ from cfprm_jax.inference.parts import without_unused_sharing
 from cfprm_jax.inference.row_file import open_rows
 from cfprm_jax.inference.sampler import Sampling
 from cfprm_jax.runtime import config_files, digests, output_paths, shards
-from cfprm_jax.runtime.progress import ProgressLine
+from cfprm_jax.runtime.progress import ProgressLine, counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
         log(
             f"{opened.text}\nquestions   {len(questions):,} x {config.num_candidates} candidates of at most "
             f"{config.max_new_tokens:,} tokens"
-            + (f"; {output.done:,} questions already complete" if output.done else "")
+            + (f"; {counted(output.done, 'question')} already complete" if output.done else "")
         )
         todo, engine = questions[output.done :], opened.engine
         progress = ProgressLine("sampling")

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.pool import Pool
 from cfprm_jax.evaluation.statistics import bootstrap_interval
+from cfprm_jax.runtime.progress import counted
 
 Key = tuple[int, str, str | None]
 """What has an accuracy: n, method, aggregation."""
@@ -100,8 +101,8 @@ def check_sizes(pool: Pool, n: Sequence[int]) -> None:
     smallest = int(pool.sizes.argmin())
     if max(n) > pool.sizes[smallest]:
         raise UserError(
-            f"--n={max(n)}: question {pool.ids[smallest]!r} has only {pool.sizes[smallest]} candidates, "
-            "and every question needs as many as the largest n"
+            f"--n={max(n)}: question {pool.ids[smallest]!r} has only "
+            f"{counted(int(pool.sizes[smallest]), 'candidate')}, and every question needs as many as the largest n"
         )
 
 

@@ -11,6 +11,10 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.grading.grader import GRADERS
 from cfprm_jax.options import Options, option, whole_number
 
+_AUTO = ("auto",)
+USUAL_SIZES = (8, 16, 32, 64)
+"""The n of --n=auto, of which those are used that every question has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class BonConfig(Options):
@@ -36,7 +40,12 @@ class BonConfig(Options):
     input2: tuple[str, ...] = option(
         (), "The same questions scored by a second system, for a paired comparison.", kind="list"
     )
-    n: tuple[str, ...] = option(("8", "16", "32", "64"), "Values of n: numbers of candidates.", kind="list")
+    n: tuple[str, ...] = option(
+        _AUTO,
+        "Values of n: numbers of candidates. auto: those of 8, 16, 32 and 64 that every question has, or all "
+        "candidates where there are fewer.",
+        kind="list",
+    )
     aggregation: tuple[str, ...] = option(
         ("min", "last", "product", "mean"),
         "Aggregations of the step scores of a candidate. The first is used where only one is shown.",
@@ -93,14 +102,25 @@ class BonConfig(Options):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The values of n."""
+        """The values of n; empty for auto."""
         return parse_sizes(self.n, "--n")
 
 
 def parse_sizes(texts: Sequence[str], flag: str) -> tuple[int, ...]:
-    """The values of n of a flag. UserError if there are none, or one is not a positive number."""
+    """The values of n of a flag, none for auto. UserError if it is empty, or one is not a positive number."""
     _check_list(texts, flag)
+    if tuple(texts) == _AUTO:
+        return ()
     return tuple(whole_number(text, flag, 1, MOST_CANDIDATES) for text in texts)
+
+
+def fitting_sizes(smallest: int) -> tuple[int, ...]:
+    """The values of n for --n=auto.
+
+    Args:
+      smallest: candidates of the question that has the fewest, 1 or more.
+    """
+    return tuple(n for n in USUAL_SIZES if n <= smallest) or (smallest,)
 
 
 def _check_list(texts: Sequence[str], flag: str) -> None:

@@ -17,6 +17,7 @@ from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
 from cfprm_jax.experiments.search_runner import SearchResult, SearchRunner
 from cfprm_jax.options import whole_number
 from cfprm_jax.runtime import config_files, output_paths
+from cfprm_jax.runtime.progress import counted
 from cfprm_jax.sharding import session
 
 Log = Callable[[str], None]
@@ -46,7 +47,7 @@ def run(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     options = config_files.as_dict(config)
     output_paths.require_directory(f"--output_dir={directory}", directory)
     with session.opened(config.device, log) as opened:
-        log(f"grid        {len(grid)} cells, {len(config.seeds)} seeds: {', '.join(config.seeds)}")
+        log(_grid_line(grid, config))
         config_files.write_config(config, directory)
         if config.grid == "search":
 
@@ -68,6 +69,11 @@ def run(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     return ExperimentSummary(report.write(directory, done, tests, config.subsets, options), len(grid), report.FILES)
 
 
+def _grid_line(grid: Sequence[object], config: ExperimentConfig) -> str:
+    seeds = f"{counted(len(config.seeds), 'seed')}: {', '.join(config.seeds)}"
+    return f"grid        {counted(len(grid), 'cell')}, {seeds}"
+
+
 def _run_real(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     """--grid=real; the report is written after each cell, of those that are done."""
     seeds, sizes = _numbers(config)
@@ -77,7 +83,7 @@ def _run_real(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     directory = pathlib.Path(config.output_dir)
     output_paths.require_directory(f"--output_dir={directory}", directory)
     with session.opened(config.device, log) as opened:
-        log(f"grid        {len(grid)} cells, {len(seeds)} seeds: {', '.join(config.seeds)}")
+        log(_grid_line(grid, config))
         runner = RealRunner(directory, base_options(config), config.real, sizes, opened.mesh, log=log)
         config_files.write_config(config, directory)
 

@@ -36,6 +36,7 @@ from cfprm_jax.models.parameters import (
     param_specs,
     walk,
 )
+from cfprm_jax.runtime.progress import counted
 
 __all__ = ["LoadReport", "export", "head_of", "load_params", "no_such_directory", "read_config"]
 
@@ -43,6 +44,8 @@ __all__ = ["LoadReport", "export", "head_of", "load_params", "no_such_directory"
 _IGNORED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 # Heads that are handed over beside the directory (see published_heads).
 _OTHER_HEADS = re.compile(r"lm_head\.bias|v_head\..*")
+# What a stored head with more than one label is here.
+_LABELS = {1: "", 2: " (two labels, whose difference is its output)", 3: " (two labels, and one of redundant steps)"}
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.)")
 
 
@@ -67,10 +70,10 @@ class LoadReport:
     stored_bytes: int
 
     def __str__(self) -> str:
-        head = "a fresh head" if self.head == "fresh" else f"the directory's head ({self.labels} label(s))"
+        head = "a fresh head" if self.head == "fresh" else f"the directory's head{_LABELS[self.labels]}"
         ignored = f"; not used: {', '.join(_compress(self.ignored))}" if self.ignored else ""
         absent = f"; no {', '.join(self.absent)}, which is 0" if self.absent else ""
-        return f"{self.stored_bytes / 1e9:.2f} GB of weights in {self.files} file(s), {head}{absent}{ignored}"
+        return f"{self.stored_bytes / 1e9:.2f} GB of weights in {counted(self.files, 'file')}, {head}{absent}{ignored}"
 
 
 def no_such_directory(directory: str | pathlib.Path, expected: str = "a Hugging Face directory") -> UserError:
@@ -87,6 +90,11 @@ def read_config(directory: str | pathlib.Path) -> tuple[BackboneConfig, dict[str
     path = pathlib.Path(directory) / "config.json"
     if not path.parent.is_dir():
         raise no_such_directory(directory)
+    if (path.parent / "checkpoints").is_dir():
+        raise UserError(
+            f"{directory} is a run of train, expected a Hugging Face directory: python -m cfprm_jax.export "
+            f"--checkpoint={directory} writes one of its PRM"
+        )
     if not path.exists():
         if (path.parent / "adapter_config.json").is_file():
             raise UserError(f"{path.parent}: holds adapters of PEFT alone; merge them into their backbone first")

@@ -16,6 +16,7 @@ from jaxtyping import Float32
 
 from cfprm_jax.checkpoints.prm_file import read_prm
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
+from cfprm_jax.checkpoints.saving import require_prm_directory
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.steps import SplitCounts
@@ -112,8 +113,7 @@ def encoding_of(path: str | pathlib.Path, encoding: str = "auto", step_separator
       UserError: the files do not determine the encoding, or contradict encoding or step_separator.
     """
     path = pathlib.Path(path)
-    if not path.is_dir():
-        raise loading.no_such_directory(path, "a run of train, a checkpoint or a Hugging Face directory")
+    require_prm_directory(path)
     if is_run(path):
         if encoding not in ("auto", "cfprm"):
             raise UserError(f"--encoding={encoding}, but {path} is a run of train, whose encoding is cfprm: omit it")

@@ -16,7 +16,7 @@ from typing import Any
 
 from cfprm_jax.checkpoints.model_files import MODEL
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
-from cfprm_jax.checkpoints.saving import locate
+from cfprm_jax.checkpoints.saving import locate, require_prm_directory
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.row_file import FREE_FLAGS, RESOLVED, RowFile, open_rows
@@ -158,8 +158,7 @@ def model_fingerprint(model: str) -> str:
       UserError: there is no such directory.
     """
     path = pathlib.Path(model)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a directory; expected a run of train, a checkpoint or a Hugging Face directory")
+    require_prm_directory(path)
     if path.name != CHECKPOINTS and path.parent.name != CHECKPOINTS and not (path / CHECKPOINTS).is_dir():
         return digests.of_paths([path], whole=False)
     run, step = locate(path)

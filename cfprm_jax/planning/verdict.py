@@ -12,6 +12,7 @@ from cfprm_jax.planning import ahead, remedies, request, start
 from cfprm_jax.planning.accelerators import ACCELERATORS, GIB, usable
 from cfprm_jax.planning.options import PlanConfig
 from cfprm_jax.runtime import config_files
+from cfprm_jax.runtime.progress import counted
 from cfprm_jax.training import flops
 
 # Compiler settings that launch/ exports and a plan uses too.
@@ -51,12 +52,13 @@ def plan(config: PlanConfig, log: Callable[[str], None]) -> Verdict:
     options = config.train
     layers = options.frozen.frozen_layers
     cached = " and cached" if options.frozen.cached else ""
-    frozen = f", the first {layers} layers frozen{cached}" if layers else ""
+    frozen = f", the first {counted(layers, 'layer')} frozen{cached}" if layers else ""
     adapters = f", adapters of rank {options.lora.lora_rank}" if options.lora.lora_rank else ""
     log(f"model       {describe_backbone(planned.backbone)}, {options.model.head} head{frozen}{adapters}")
     log(
-        f"step        {planned.rows} rows of {planned.length} tokens, --optimizer={options.optimizer.optimizer} "
-        f"--accumulation={options.optimizer.accumulation} --remat={options.model.remat} --dtype={options.model.dtype}"
+        f"step        {counted(planned.rows, 'row')} of {planned.length:,} tokens, "
+        f"--optimizer={options.optimizer.optimizer} --accumulation={options.optimizer.accumulation} "
+        f"--remat={options.model.remat} --dtype={options.model.dtype}"
     )
     log(f"rows        {request.describe_rows(config, planned)}")
     log(f"compiling   for {config.plan.num_devices} x {accelerator.name}")

@@ -13,7 +13,7 @@ from typing import Any
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics, equal_cost
-from cfprm_jax.evaluation.options import BonConfig
+from cfprm_jax.evaluation.options import USUAL_SIZES, BonConfig, fitting_sizes
 from cfprm_jax.evaluation.pool import make_pool
 from cfprm_jax.grading.grader import Grader
 from cfprm_jax.report import page, plot, results
@@ -58,8 +58,9 @@ def run(config: BonConfig, log: Callable[[str], None]) -> BestOfNResult:
     log(f"candidates  {', '.join(config.input)}")
     if config.input2:
         log(f"compared    with {', '.join(config.input2)}")
+    shown = ", ".join(map(str, config.sizes)) or f"those of {', '.join(map(str, USUAL_SIZES))} that every question has"
     log(
-        f"best of n   n = {', '.join(config.n)}, aggregation {', '.join(config.aggregation)}, "
+        f"best of n   n = {shown}, aggregation {', '.join(config.aggregation)}, "
         f"{f'{config.draws} draws' if config.draws else 'the first n'}, grader {config.grader}"
     )
     progress = ProgressLine("grading")
@@ -87,11 +88,14 @@ def evaluate(
     collector, steps = page.PageCollector(config.report_questions), diagnostics.Collector()
     with Grader(config.grader, config.grade_seconds, config.grade_processes or _processors()) as grader:
         pool = make_pool(collector.watch(grader.judge(_collected(questions, steps))), config.aggregation)
-        best_of_n.check_sizes(pool, config.sizes)
+        if config.sizes:
+            best_of_n.check_sizes(pool, config.sizes)
         grading = grader.report()
         second = None if questions2 is None else make_pool(grader.judge(questions2), config.aggregation)
+    smallest = min(int(each.sizes.min()) for each in (pool, second) if each is not None)
+    sizes = config.sizes or fitting_sizes(smallest)
     parts, members = breakdown.parts(pool)
-    found = best_of_n.outcomes(pool, config.sizes, config.draws, config.seed, members)
+    found = best_of_n.outcomes(pool, sizes, config.draws, config.seed, members)
     measured = [found]
     comparison: list[breakdown.AccuracyDifference] = []
     at_cost: list[equal_cost.EqualCost] = []
@@ -101,7 +105,7 @@ def evaluate(
         if costs:
             parameters = (1e9 * config.policy_parameters, 1e9 * config.reward_parameters)
             at_cost = equal_cost.compare(pool, second, parameters, config.resamples, config.seed)
-        measured.append(best_of_n.outcomes(second, config.sizes, config.draws, config.seed, members))
+        measured.append(best_of_n.outcomes(second, sizes, config.draws, config.seed, members))
         comparison = breakdown.compare(found, measured[1], config.resamples, config.seed)
     rows = [
         results.PartRows(
@@ -112,17 +116,18 @@ def evaluate(
         for number, part in enumerate(parts)
     ]
     outcome = results.results(
-        {**config_files.as_dict(config), "n": list(config.sizes)},
+        {**config_files.as_dict(config), "n": list(sizes)},
         (config.name, config.name2)[: len(measured)],
         pool,
         rows,
         grading=grading,
-        correlations=breakdown.correlations(pool, config.sizes),
+        correlations=breakdown.correlations(pool, sizes),
         comparison=comparison,
         diagnosed=steps.result(),
         at_cost=at_cost,
+        left_out=() if config.sizes else [n for n in USUAL_SIZES if n not in sizes],
     )
-    return BestOfNResult(outcome, collector.data(pool, max(config.sizes)))
+    return BestOfNResult(outcome, collector.data(pool, max(sizes)))
 
 
 def _collected(questions: Iterable[Question], collector: diagnostics.Collector) -> Iterator[Question]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cfprm_jax.data.corpus_report import distinct_line
+from cfprm_jax.runtime.progress import counted
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -14,13 +15,13 @@ def summary(report: dict[str, Any]) -> str:
       report: the content of the JSON report.
     """
     lines = [
-        f"read {report['rows']:,} rows: {report['trajectories']:,} trajectories, {report['steps']:,} steps; "
-        f"{len(report['bad_rows']):,} malformed rows skipped",
+        f"read {counted(report['rows'], 'row')}: {counted(report['trajectories'], 'trajectory')}, "
+        f"{counted(report['steps'], 'step')}; {counted(len(report['bad_rows']), 'malformed row')} skipped",
         *(f"  left out by rule: {count:,} {reason}" for reason, count in report["left_out"].items()),
     ]
     excluded = report["excluded"]
     if excluded["test_questions"]:
-        found = f"{excluded['questions']:,} questions, {excluded['trajectories']:,} trajectories"
+        found = f"{counted(excluded['questions'], 'question')}, {counted(excluded['trajectories'], 'trajectory')}"
         lines.append(f"  excluded as test questions: {found}")
     if not report["written"]:
         lines.append("  the output is empty")
@@ -38,7 +39,7 @@ def _token_lines(tokens: dict[str, Any]) -> list[str]:
     lengths = tokens["lengths"]
     return [
         f"tokens: median {lengths['50']:,}, 95 % {lengths['95']:,}, longest {lengths['100']:,}; "
-        f"{tokens['truncated']:,} over {tokens['max_length']:,}, {tokens['windows_cut']:,} windows cut",
+        f"{tokens['truncated']:,} over {tokens['max_length']:,}, {counted(tokens['windows_cut'], 'window')} cut",
         *(f"training will skip {count:,}: {reason}" for reason, count in tokens["skipped"].items() if count),
         f"{tokens['expanded']:,} tokens, {tokens['distinct']:,} distinct as prefixes: "
         f"{tokens['redundant_prefix_share']:.1%} redundant",

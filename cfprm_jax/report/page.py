@@ -29,6 +29,7 @@ from cfprm_jax.grading.grader import Judgement
 from cfprm_jax.report import curves_svg, diagnostics, html_parts, results, tables
 from cfprm_jax.report.series import columns, curves, sizes
 from cfprm_jax.runtime import atomic
+from cfprm_jax.runtime.progress import counted
 
 # Questions that are unpacked together when one of them is opened.
 _BLOCK = 8
@@ -229,8 +230,8 @@ def _plots(outcome: Mapping[str, Any]) -> str:
     for number, column in enumerate(columns(outcome)):
         lines, title = curves(outcome, column), column.title or "All questions"
         out.append(
-            f"<figure><figcaption>{html.escape(title)}, {column.questions:,} questions: accuracy in %, bands are 95 % "
-            f"intervals</figcaption>{curves_svg.drawing(lines, title, number)}</figure>"
+            f"<figure><figcaption>{html.escape(title)}, {counted(column.questions, 'question')}: accuracy in %, "
+            f"bands are 95 % intervals</figcaption>{curves_svg.drawing(lines, title, number)}</figure>"
         )
     legend = curves_svg.legend(curves(outcome, columns(outcome)[0]))
     return f'<div class="curves"><div class="plots">{"".join(out)}</div>{legend}</div>'

@@ -8,6 +8,7 @@ from typing import Any
 
 from cfprm_jax.report.series import Curve, columns, curves
 from cfprm_jax.runtime import atomic
+from cfprm_jax.runtime.progress import counted
 
 # Okabe and Ito's colours, distinguishable with any colour vision; dashes and markers encode the same.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7F7F7F", "#5D3A9B")
@@ -35,7 +36,7 @@ def write(outcome: Mapping[str, Any], path: str | pathlib.Path) -> None:
         panel.minorticks_off()
         panel.set_xlabel("candidates, n")
         panel.set_ylabel("accuracy in %")
-        panel.set_title(f"{column.title or 'all questions'} ({column.questions:,} questions)", fontsize=11)
+        panel.set_title(f"{column.title or 'all questions'} ({counted(column.questions, 'question')})", fontsize=11)
         panel.grid(alpha=0.25)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)

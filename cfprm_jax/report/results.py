@@ -14,6 +14,7 @@ from cfprm_jax.evaluation.equal_cost import EqualCost
 from cfprm_jax.evaluation.pool import Pool
 from cfprm_jax.report import diagnostics, tables
 from cfprm_jax.runtime import atomic
+from cfprm_jax.runtime.progress import counted
 
 RESULTS, TABLE, LATEX, PLOT, PAGE = "results.json", "table.md", "table.tex", "plot.png", "report.html"
 
@@ -39,11 +40,12 @@ def results(
     comparison: Sequence[AccuracyDifference] = (),
     diagnosed: Diagnostics | None = None,
     at_cost: Sequence[EqualCost] = (),
+    left_out: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The JSON object of results.json.
 
     "rows" are the accuracies over all questions, "rows2" those of the second system; "pool" is the number of candidates
-    a question, or the least and the most.
+    a question, or the least and the most; "n_left_out" are the n of --n=auto that are more than that.
     """
     smallest, largest = int(pool.sizes.min()), int(pool.sizes.max())
     everything, *others = parts
@@ -53,6 +55,7 @@ def results(
         "questions": len(pool.ids),
         "datasets": list(dict.fromkeys(pool.datasets)),
         "pool": smallest if smallest == largest else [smallest, largest],
+        "n_left_out": list(left_out),
         "unscored": pool.unscored,
         "unsplit": pool.split.unsplit,
         "rows": [_row(row) for row in everything.rows],
@@ -101,23 +104,33 @@ def caption(outcome: Mapping[str, Any]) -> str:
     """The caption of the main table."""
     config, pool = outcome["config"], outcome["pool"]
     size = f"{pool}" if isinstance(pool, int) else f"{pool[0]} to {pool[1]}"
-    chosen = f"mean ± standard deviation over {config['draws']} random subsets of n" if config["draws"] else "first n"
+    chosen = (
+        f"mean ± standard deviation over {counted(config['draws'], 'random subset')} of n"
+        if config["draws"]
+        else "first n"
+    )
     unscored = f", {outcome['unscored']:,} of them without scores" if outcome["unscored"] else ""
     if outcome.get("unsplit"):  # results of earlier versions have none
         unscored += f", {outcome['unsplit']:,} with a text of several lines that was scored as one step"
     return (
-        f"Accuracy in %, with a 95 % bootstrap interval over {outcome['questions']:,} questions. {size} candidates a "
-        f"question{unscored}; {chosen}. Grader: {config['grader']}. Seed: {config['seed']}. pass@1 is the mean over "
-        "all candidates, and the first candidate that of the file, whatever n is."
+        f"Accuracy in %, with a 95 % bootstrap interval over {counted(outcome['questions'], 'question')}. "
+        f"{size} candidates a question{unscored}; {chosen}. Grader: {config['grader']}. Seed: {config['seed']}. "
+        "pass@1 is the mean over all candidates, and the first candidate that of the file, whatever n is."
+        f"{_left_out(outcome)}"
     )
+
+
+def _left_out(outcome: Mapping[str, Any]) -> str:
+    numbers = ", ".join(map(str, outcome.get("n_left_out", ())))
+    return f" n = {numbers} left out: not every question has that many candidates." if numbers else ""
 
 
 def grading_note(outcome: Mapping[str, Any]) -> str:
     """A note on grading: answers not found, pairs without a verdict, and disagreements with "correct"."""
     grading = outcome["grading"]
     if grading["grader"] == "none":
-        return f'{grading["candidates"]:,} candidates, right or wrong by their own "correct".'
-    parts = [f"{grading['candidates']:,} candidates graded by {grading['grader']}"]
+        return f'{counted(grading["candidates"], "candidate")}, right or wrong by their own "correct".'
+    parts = [f"{counted(grading['candidates'], 'candidate')} graded by {grading['grader']}"]
     if grading["without_answer"]:
         parts.append(f"{grading['without_answer']:,} give no answer")
     if grading["without_verdict"]:

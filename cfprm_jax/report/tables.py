@@ -7,6 +7,7 @@ from typing import Any
 
 from cfprm_jax.evaluation.breakdown import DATASET
 from cfprm_jax.report.series import Cell, Line, cells, columns, lines, name, own_lines, sizes
+from cfprm_jax.runtime.progress import counted
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
@@ -220,8 +221,8 @@ def _averaged(rows: Sequence[Cell], line: tuple[str, str | None], every: Sequenc
 
 def _caption_end(outcome: Mapping[str, Any]) -> str:
     config = outcome["config"]
-    how = f"means over {config['draws']} random subsets" if config["draws"] else "the first n candidates"
-    return f"{how[0].upper()}{how[1:]}; grader {config['grader']}; {outcome['questions']:,} questions."
+    how = f"means over {counted(config['draws'], 'random subset')}" if config["draws"] else "the first n candidates"
+    return f"{how[0].upper()}{how[1:]}; grader {config['grader']}; {counted(outcome['questions'], 'question')}."
 
 
 def escaped(text: str) -> str:

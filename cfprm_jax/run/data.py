@@ -7,18 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import transformers
 from jax.sharding import Mesh
+from jaxtyping import Float32
 
 from cfprm_jax.config import LossConfig
 from cfprm_jax.data.corpus import Corpus, open_corpus
-from cfprm_jax.data.loader import Batch, HiddenStates, Loader, evaluation_batches
+from cfprm_jax.data.loader import Batch, HiddenStates, Loader, evaluation_batches, held_out_labels
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import summary
+from cfprm_jax.run.evaluation import DISTINCT
 from cfprm_jax.run.inputs import LogLine, Sources
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import caches
-from cfprm_jax.runtime.progress import ProgressLine, duration
+from cfprm_jax.runtime.progress import ProgressLine, counted, duration
 from cfprm_jax.sharding import rules
 
 
@@ -67,9 +70,40 @@ def open_splits(
             redundancy=config.loss.redundancy,
             hidden=hidden,
         )
-    number = sum(batch.trajectories for batch in held_out)
-    log(f"held out    {number:,} trajectories" if held_out else "held out    no question, so there is no evaluation")
+    log(f"held out    {_describe_held_out(config, sources, train, held_out)}")
+    if config.run.keep_best != "none":
+        require_ranked(config.run.keep_best, held_out_labels(held_out))
     return DataSplits(loader, held_out, train.report)
+
+
+def _describe_held_out(config: TrainConfig, sources: Sources, train: Corpus, held_out: Sequence[Batch]) -> str:
+    if held_out:
+        return counted(sum(batch.trajectories for batch in held_out), "trajectory")
+    fraction = held_out_fraction(config, sources)
+    if not fraction:
+        return "no question, so there is no evaluation"
+    reader = train[train.granularities[0]]
+    questions = len({reader.question(trajectory) for trajectory in range(len(reader))})
+    return (
+        f"none of {counted(questions, 'question')}, so there is no evaluation: --eval_fraction={fraction:g} selects "
+        "questions by a hash. Raise it, or set --eval_data"
+    )
+
+
+def require_ranked(metric: str, labels: Float32[np.ndarray, " labels"]) -> None:
+    """UserError if the metric of --keep_best has no value on held-out steps with these labels.
+
+    Args:
+      metric: one of EVAL_METRICS.
+      labels: of all labelled steps.
+    """
+    positive, negative = int((labels > 0.5).sum()), int((labels <= 0.5).sum())
+    ranked = {"auroc": positive and negative, "negative_f1": negative}
+    if not ranked.get(metric.removeprefix(DISTINCT), positive or negative):
+        raise UserError(
+            f"--keep_best={metric} has no value here: the held-out questions have {counted(positive, 'positive step')} "
+            f"and {counted(negative, 'negative step')}. Raise --eval_fraction, set --eval_data, or omit --keep_best"
+        )
 
 
 def held_out_fraction(config: TrainConfig, sources: Sources) -> float:

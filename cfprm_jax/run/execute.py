@@ -33,7 +33,7 @@ from cfprm_jax.run.setup import Setup, setup
 from cfprm_jax.run.stopping import exit_status, resume_with
 from cfprm_jax.runtime import config_files, devices, disk, out_of_memory
 from cfprm_jax.runtime.distributed import Processes, StopVote
-from cfprm_jax.runtime.progress import duration
+from cfprm_jax.runtime.progress import counted, duration
 from cfprm_jax.runtime.signals import StopSignal
 from cfprm_jax.sharding import session
 from cfprm_jax.training import flops
@@ -63,7 +63,7 @@ def execute(config: TrainConfig, processes: Processes, stop_signal: StopSignal) 
         if not result.complete and received is not None:
             log(f"stopped by {received.name} after step {result.step:,}, which is saved; {resume_with(output_dir)}")
             return exit_status(config, received)
-        log(f"done        {num_new:,} steps in {duration(time.monotonic() - started)}")
+        log(f"done        {counted(num_new, 'step')} in {duration(time.monotonic() - started)}")
         if sources.candidates:
             execution.rank_candidates(config, candidates, result.step)
         execution.log_outputs(config, made.num_steps)
@@ -187,6 +187,9 @@ class _Execution:
     def log_outputs(self, config: TrainConfig, step: int) -> None:
         """The lines that name what the run wrote."""
         self.log(f"checkpoint  {self.output_dir / retention.CHECKPOINTS / str(step)}")
+        best = self.output_dir / retention.BEST
+        if config.run.keep_best != "none" and best.exists():
+            self.log(f"best        {best} is step {best.resolve().name}, by {config.run.keep_best}")
         self.log(f"metrics     {self.output_dir / directory.METRICS}")
         if "tensorboard" in config.run.logger:
             self.log(f"tensorboard --logdir={self.output_dir / directory.TENSORBOARD}")

@@ -20,6 +20,8 @@ from cfprm_jax.run import assembly, warm_start
 from cfprm_jax.run.options import SYNTHETIC, TrainConfig
 from cfprm_jax.sharding import rules
 
+# Weights in formats that are not read, of which the loader's own error tells more.
+_OTHERS_WEIGHTS = (".safetensors.index.json", "adapter_config.json", ".bin", ".pt", ".pth", ".gguf")
 LogLine = Callable[[str], None]
 """Logs one line of text; on the main process it prints it."""
 
@@ -45,7 +47,8 @@ class Network(NamedTuple):
 def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
     """The input files of a run; a model named as on the hub is downloaded.
 
-    Synthetic files are written into output_dir/synthetic, the same for the same seed.
+    Synthetic files are written into output_dir/synthetic, the same for the same seed; of a run on other data, only
+    those of the network.
     """
     sources = Sources(
         pathlib.Path(hub.local_directory(config.model.model)),
@@ -59,7 +62,10 @@ def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
         return sources
     from cfprm_jax import synthetic  # imported only where it is used
 
-    made = synthetic.materialise(output_dir / SYNTHETIC, config.run.seed)
+    directory = output_dir / SYNTHETIC
+    if not synthetic_data and config.eval.bon_candidates != SYNTHETIC:  # a small network for data of one's own
+        return sources._replace(model=synthetic.materialise_model(directory / "model"), init="random")
+    made = synthetic.materialise(directory, config.run.seed)
     if synthetic_data:
         sources = sources._replace(train=(str(made.train),), held_out=sources.held_out or (str(made.held_out),))
     if config.model.model == SYNTHETIC:
@@ -70,9 +76,20 @@ def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
 
 
 def adopt_prm_options(config: TrainConfig, sources: Sources, log: LogLine) -> TrainConfig:
-    """For a warm start from a PRM: the options with head and encoding taken from its directory."""
+    """For a warm start from a PRM: the options with head and encoding taken from its directory.
+
+    Raises:
+      UserError: the directory has no weights, or options that do not fit the PRM.
+    """
     if sources.init == "random":
         return config
+    names = {path.name for path in sources.model.iterdir()} if sources.model.is_dir() else set()
+    if "config.json" in names and not any(name.endswith((".safetensors", *_OTHERS_WEIGHTS)) for name in names):
+        loading.read_config(sources.model)  # whose errors come first
+        raise UserError(
+            f"--model={sources.model} has a config.json and no weights (model.safetensors or "
+            "model.safetensors.index.json); --init=random trains such a network from random weights"
+        )
     adopted = warm_start.adopt(sources.model, config.model, config.encoding, config.given, config.loss.redundancy)
     for line in adopted.lines:
         log(f"warm start  {line}")
@@ -99,7 +116,7 @@ def open_candidates(path: str, sizes: tuple[str, ...]) -> list[Question]:
         candidate has no "correct".
     """
     questions = list(read_candidates([path]))
-    largest = max(parse_sizes(sizes, "--bon_n"))
+    largest = max(parse_sizes(sizes, "--bon_n"), default=1)
     for question in questions:
         if len(question.candidates) < largest:
             raise UserError(f"{question.source}: {len(question.candidates)} candidates, but --bon_n needs {largest}")

@@ -159,10 +159,11 @@ def render(export: ExportedPRM, training: Training, base_model: str = "") -> str
         *(f"- {tag}" for tag in tags),
         "---",
     ]
-    return "\n".join([*front, "", *_use(export), *_training(training, base_model)])
+    return "\n".join([*front, "", *_use(export, training.options.get("dtype", "")), *_training(training, base_model)])
 
 
-def _use(export: ExportedPRM) -> Iterator[str]:
+def _use(export: ExportedPRM, trained_in: str) -> Iterator[str]:
+    """How to use it; trained_in is the dtype of the training run, "" if unknown."""
     name, format, dtype, encoding = export.name, export.format, export.dtype, export.encoding
     kind = _KINDS[format].format(classes=family_of(export.model_type).classes)
     yield f"# {name}\n"
@@ -206,8 +207,13 @@ def _use(export: ExportedPRM) -> Iterator[str]:
         yield "```\n"
     if format != "peft_adapter":
         yield from _serve(export)
-    if format != "peft_adapter":
         yield "With cfprm_jax, `" + f'cfprm_jax.load("{name}").score(question, steps)' + "` gives the same scores.\n"
+        if trained_in and trained_in != dtype:
+            yield (
+                f"These are computed in {dtype}, and those of the training run in {trained_in} by default, so they "
+                f"differ by rounding. To compare them, score the run in {dtype}: `python -m cfprm_jax.score "
+                f"--checkpoint=RUN --dtype={dtype} ...`.\n"
+            )
 
 
 def _encode(name: str, encoding: EncodingConfig) -> Iterator[str]:

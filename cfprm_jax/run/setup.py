@@ -84,6 +84,8 @@ def setup(
         hidden.free()
     num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
     log(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
+    if note := summary.little_movement(config.optimizer, num_steps):
+        log(f"note        {note}")
     built = assembly.build_program(config, network.config, num_steps, mesh, build=build)
     record = frozen.record(partition, sources.model, config.model.dtype)
     if record:

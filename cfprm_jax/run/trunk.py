@@ -72,7 +72,7 @@ class CorpusHidden:
         missing = set(cache.missing(keys))
         todo = [int(record) for record in records if corpus.keys[record] in missing]
         sizes = {record: self._size(corpus, record) for record in todo}
-        total, done, line = sum(sizes.values()), 0, ProgressLine("frozen layers")
+        total, done, line = sum(sizes.values()), 0, ProgressLine("frozen")
         if total:
             cache.require_room(total)
             self._log(

@@ -13,6 +13,9 @@ def validate_options(config: TrainConfig) -> None:
     """UserError for the first options that no files and no devices could satisfy."""
     _validate_sources(config)
     validate_training(config)
+    held_out = config.eval.eval_data or config.eval.eval_fraction or config.train_data == (SYNTHETIC,)
+    if config.run.keep_best != "none" and not held_out:
+        raise UserError(f"--keep_best={config.run.keep_best} requires --eval_data, or an --eval_fraction above 0")
     if config.eval.bon_candidates:
         parse_sizes(config.eval.bon_n, "--bon_n")
 
@@ -22,10 +25,10 @@ def _validate_sources(config: TrainConfig) -> None:
         raise UserError("--train_data is empty: give corpora to train on, or synthetic")
     if SYNTHETIC in config.train_data and len(config.train_data) > 1:
         raise UserError(f"--train_data={','.join(config.train_data)}: synthetic cannot be combined with files")
-    if config.model.model == SYNTHETIC and config.train_data != (SYNTHETIC,):
+    if config.model.model == SYNTHETIC and config.train_data != (SYNTHETIC,) and config.model.init != "random":
         raise UserError(
-            "--model is missing: give the backbone's Hugging Face directory "
-            "(the synthetic one is for --train_data=synthetic)"
+            "--model is missing: give the backbone's Hugging Face directory or its name on the hub. For a small "
+            "network with random weights, without a download: --model=synthetic --init=random"
         )
 
 

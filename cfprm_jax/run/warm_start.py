@@ -70,6 +70,6 @@ def adopt(
         encoding = dataclasses.replace(encoding, **taken)
         lines.append(f"a PRM with a {head} head; of its {PRM_FILE}: {', '.join(taken)}")
         lines += [f"--{name} of the flag; the PRM was trained with {getattr(theirs, name)!r}" for name in kept]
-    lines.append(f"marker {encoding.marker!r}, step separator {encoding.step_separator!r}")
+    lines.append(f"marker {encoding.marker!r}, step separator '{encoding.step_separator}'")
     lines.append(f"system prompt {encoding.system_prompt!r}")
     return Adopted(dataclasses.replace(model, head=head), encoding, tuple(lines))

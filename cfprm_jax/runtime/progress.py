@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -86,6 +87,14 @@ class ProgressLine:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 step", "2,304 steps", "0 trajectories"."""
+    if number != 1:
+        noun = re.sub("([^aeiou])y$", r"\1ie", noun)
+        noun += "es" if noun.endswith(("ch", "x")) else "s"
+    return f"{number:,} {noun}"
 
 
 def duration(seconds: float) -> str:

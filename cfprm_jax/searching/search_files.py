@@ -12,6 +12,7 @@ import jax
 import transformers
 from jax.sharding import Mesh
 
+from cfprm_jax.checkpoints.saving import require_prm_directory
 from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import QuestionRow, read_question_files
 from cfprm_jax.data.steps import SplitCounts
@@ -188,8 +189,7 @@ def _open_policy(config: SearchConfig, mesh: Mesh) -> _Policy:
 
 
 def _existing(path: str) -> pathlib.Path:
-    if not pathlib.Path(path).is_dir():
-        raise UserError(f"--reward={path} is neither a directory of a PRM nor an http:// address")
+    require_prm_directory(path, f"--reward={path} is neither a directory of a PRM nor an http:// address")
     return pathlib.Path(path)
 
 

@@ -20,7 +20,7 @@ from cfprm_jax.runtime import atomic
 from cfprm_jax.synthetic.solver import Bias, SimulatedSolution, sample_bias, solve
 from cfprm_jax.synthetic.world import DAYS, Problem, WorldConfig, distinct_problems
 
-__all__ = ["SyntheticFiles", "WorldConfig", "materialise"]
+__all__ = ["SyntheticFiles", "WorldConfig", "materialise", "materialise_model"]
 
 _PROBLEMS, _TRAIN, _HELD_OUT, _CANDIDATES = range(4)
 
@@ -54,6 +54,16 @@ def materialise(directory: str | pathlib.Path, seed: int, config: WorldConfig | 
     with atomic.updated_directory(directory) as scratch:
         _fill(_files(scratch), seed, config)
     return _files(pathlib.Path(directory))
+
+
+def materialise_model(directory: str | pathlib.Path) -> pathlib.Path:
+    """Write config.json and tokenizer of the world's network into a directory, which is returned.
+
+    The tokenizer encodes any text, with a token for each byte outside the world's words.
+    """
+    with atomic.updated_directory(directory) as scratch:
+        _write_model(scratch)
+    return pathlib.Path(directory)
 
 
 def _files(directory: pathlib.Path) -> SyntheticFiles:

@@ -284,7 +284,7 @@ def test_nothing_to_train_on_is_an_error_but_nothing_held_out_is_not(opened, mak
     path = make_rows(tmp_path / "one.jsonl", [ROWS[4]])
     with pytest.raises(UserError, match=r"^one.jsonl: no trajectory to train on at granularity 2 \(no window .*: 1\)"):
         opened(path)
-    with pytest.raises(UserError, match=r"1 belong to held-out questions"):
+    with pytest.raises(UserError, match=r"1 are of questions that --eval_fraction holds out"):
         opened(path, granularities=GranularityConfig(), questions="train", held_out_fraction=1.0)
     empty = opened(path, granularities=GranularityConfig(), questions="held_out", held_out_fraction=0.0)
     assert len(empty[1]) == 0

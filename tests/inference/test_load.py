@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import cfprm_jax
+from cfprm_jax.checkpoints import saving
 from cfprm_jax.checkpoints.model_files import write_model
 from cfprm_jax.checkpoints.saving import Checkpoints
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference.load import open_prm
+from cfprm_jax.inference.parts import model_fingerprint
 from cfprm_jax.inference.rows import sigmoid
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models.parameters import init_params, param_specs
@@ -71,6 +73,34 @@ def test_an_export_a_run_and_a_checkpoint_score_alike(exported, run, expected):
         assert isinstance(scores, list) and all(type(score) is float for score in scores)
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
     assert cfprm_jax.load(run / "checkpoints" / "1").score(QUESTION, STEPS) == [0.5] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_scores_as_its_run_does_in_the_same_dtype(run, loaded, tmp_path, dtype):
+    """And in another one otherwise: a run is scored in the dtype of its training unless dtype says otherwise."""
+    params, other = loaded.params, "float32" if dtype == "bfloat16" else "bfloat16"
+    loading.export(tmp_path / "prm", params, loaded.config, loaded.tokenizer, loaded.encoding, dtype=dtype)
+    scores = {name: cfprm_jax.load(run, name).score(QUESTION, STEPS) for name in (dtype, other)}
+    own = cfprm_jax.load(tmp_path / "prm").score(QUESTION, STEPS)
+    head = 1e-6 if dtype == "float32" else 5e-4  # which is bfloat16 in such an export, and float32 in the run
+    np.testing.assert_allclose(own, scores[dtype], rtol=0, atol=head)
+    assert np.abs(np.subtract(own, scores[other])).max() > 2 * head
+
+
+def test_a_run_without_a_best_checkpoint_names_the_reason(run, tmp_path):
+    for name in ("checkpoints", "model"):
+        (tmp_path / name).symlink_to(run / name)
+    for opened in (cfprm_jax.load, saving.locate, model_fingerprint):
+        with pytest.raises(UserError, match=r"best: this run has no best checkpoint: .*--keep_best=loss\|.*auroc"):
+            opened(tmp_path / "best")
+    with pytest.raises(UserError, match="is not a directory"):
+        cfprm_jax.load(tmp_path / "other" / "best")
+
+
+def test_a_run_is_no_backbone(run):
+    with pytest.raises(UserError, match=r"is a run of train, .*cfprm_jax.export --checkpoint=") as error:
+        loading.read_config(run)
+    assert str(run) in str(error.value)
 
 
 def test_scores_agree_with_transformers(exported, expected):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 
 import jax
+import pytest
 
 from cfprm_jax import flags
+from cfprm_jax.config.shared import EVAL_METRICS
 from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.errors import UserError
 from cfprm_jax.run import data, inputs
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.validate import validate_options
 from cfprm_jax.sharding import rules
 
 
@@ -24,7 +29,63 @@ def test_held_out_solutions_of_one_step_are_no_error_for_a_coarse_to_fine_run(ti
     logged: list[str] = []
     splits = data.open_splits(config, inputs.materialise(config, tmp_path), tokenizer, mesh, log=logged.append)
     assert [batch.trajectories for batch in splits.held_out] == [1]
-    assert "held out    1 trajectories" in logged
+    assert "held out    1 trajectory" in logged
+
+
+def splits_of(tiny, tmp_path, *options: str) -> tuple[data.DataSplits, list[str]]:
+    """Of four questions, with correct and incorrect steps unless an option names another corpus."""
+    rows = [
+        {"prompt": f"q{number}", "completions": ["a", "b"], "labels": [1, number % 2]}
+        for number in range(4)
+        for _ in range(2)
+    ]
+    (tmp_path / "four.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [*tiny.arguments("nothing"), f"--train_data={tmp_path / 'four.jsonl'}", *options]
+    config = flags.parse(TrainConfig, ["train", *given])
+    mesh = rules.make_mesh(config.device, jax.devices()[:1])
+    tokenizer = load_tokenizer(tiny.directory / "model")
+    logged: list[str] = []
+    return data.open_splits(config, inputs.materialise(config, tmp_path), tokenizer, mesh, log=logged.append), logged
+
+
+def test_a_fraction_that_holds_out_no_question_is_named(tiny, tmp_path) -> None:
+    """And --keep_best, which then has nothing to rank by, is an error."""
+    splits, logged = splits_of(tiny, tmp_path, "--eval_fraction=0.001")
+    assert not splits.held_out
+    assert logged[-1].startswith("held out    none of 4 questions, so there is no evaluation: --eval_fraction=0.001 ")
+    with pytest.raises(UserError, match=r"--keep_best=loss has no value here: .* 0 positive steps and 0 negative"):
+        splits_of(tiny, tmp_path, "--eval_fraction=0.001", "--keep_best=loss")
+    _, logged = splits_of(tiny, tmp_path, "--eval_fraction=0")
+    assert logged[-1] == "held out    no question, so there is no evaluation"
+
+
+@pytest.mark.parametrize("metric", EVAL_METRICS)
+def test_the_best_needs_held_out_steps_that_rank_it(tiny, tmp_path, metric: str) -> None:
+    """Correct steps alone have neither an AUROC nor an F1 of incorrect ones."""
+    held_out = tmp_path / "held_out.jsonl"
+    for labels, fine in (([1, 0], True), ([1, 1], metric in ("loss", "step_accuracy"))):
+        held_out.write_text(json.dumps({"prompt": "q", "completions": ["a", "b"], "labels": labels}))
+        with contextlib.nullcontext() if fine else pytest.raises(UserError, match="2 positive steps and 0 negative"):
+            splits_of(tiny, tmp_path, f"--eval_data={held_out}", f"--keep_best={metric}")
+
+
+def test_a_directory_without_weights_trains_from_random_ones_alone(tiny, tmp_path) -> None:
+    given = [*tiny.arguments("nothing"), "--init=pretrained"]
+    config = flags.parse(TrainConfig, ["train", *given])
+    with pytest.raises(UserError, match=r"--model=.*model has a config.json and no weights .*; --init=random trains"):
+        inputs.adopt_prm_options(config, inputs.materialise(config, tmp_path), print)
+
+
+def test_the_synthetic_network_for_other_data(tmp_path) -> None:
+    """A network and a tokenizer that encodes any text; none of the synthetic data."""
+    config = flags.parse(TrainConfig, ["train", "--model=synthetic", "--init=random", "--train_data=mine.jsonl"])
+    validate_options(config)
+    sources = inputs.materialise(config, tmp_path)
+    assert sources == inputs.Sources(tmp_path / "synthetic" / "model", "random", ("mine.jsonl",), (), "")
+    assert [path.name for path in (tmp_path / "synthetic").iterdir()] == ["model"]
+    text = "What is 12 × 7?\n\nAntwort: 84"
+    tokenizer = load_tokenizer(sources.model)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_synthetic_names_files_generated_from_the_seed(tmp_path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import RunConfig
+from cfprm_jax.config.shared import EVAL_METRICS
 from cfprm_jax.data.loader import Batch
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import loop
@@ -212,6 +213,13 @@ def test_the_best_is_saved_at_its_evaluation_and_stays(drive, batch, tmp_path) -
     assert saving.locate(tmp_path / "best") == (tmp_path, 5)
     assert saving.read_meta(tmp_path, 5)["metrics"]["loss"] == 0.3
     assert len(scores) == 6
+
+
+@pytest.mark.parametrize("metric", [name for name in EVAL_METRICS if name != "loss"])
+def test_every_metric_of_keep_best_ranks(tmp_path, metric) -> None:
+    with contextlib.closing(saving.Checkpoints(tmp_path, keep=1, keep_best=metric)) as checkpoints:
+        assert checkpoints.improves({metric: 0.1})
+        assert not checkpoints.improves({metric: float("nan")})
 
 
 def test_a_save_that_fails_in_the_background_ends_the_run(drive, batch, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -117,6 +118,13 @@ def test_the_newest_checkpoint_with_everything(run):
         "best of n, min",
     ):
         assert line in text, line
+
+
+def test_a_run_in_another_dtype_is_compared_in_that_of_the_export(run):
+    training = model_card.read_training(run)
+    for dtype, noted in (("bfloat16", True), ("float32", False)):
+        text = card_of(dataclasses.replace(training, options={**training.options, "dtype": dtype}))
+        assert ("score --checkpoint=RUN --dtype=float32" in text) is noted
 
 
 def test_an_older_checkpoint_does_not_boast_of_the_newest(run):

@@ -10,8 +10,9 @@ import jax
 import pytest
 
 from cfprm_jax import flags
+from cfprm_jax.config import OptimizerConfig
 from cfprm_jax.errors import UserError
-from cfprm_jax.run import assembly, inputs
+from cfprm_jax.run import assembly, inputs, summary
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.setup import Setup, setup
 from cfprm_jax.sharding import rules
@@ -49,6 +50,22 @@ def test_a_program_without_data_is_that_of_the_run(tiny, tmp_path: pathlib.Path)
     assert jax.tree.map(str, alone.abstract_state()) == jax.tree.map(str, made.program.abstract_state())
     assert made.num_steps == made.data.loader.num_steps > 0
     assert [line.split()[0] for line in lines if line.startswith(("model", "steps"))] == ["model", "steps"]
+
+
+def test_a_run_that_can_move_no_weight_is_noted(tiny, tmp_path: pathlib.Path) -> None:
+    """Two steps at 2e-6 move nothing; a hundred of the same rate, or two of a large one, may."""
+    few = OptimizerConfig(decay="linear", warmup_fraction=0.0)
+    note = summary.little_movement(few, 2)
+    assert note is not None and note.startswith(
+        "2 steps at learning rates of at most 2e-06 move a weight by about 3e-06"
+    )
+    assert summary.little_movement(few, 200) is None
+    assert summary.little_movement(OptimizerConfig(learning_rate=1e-2), 2) is None
+    assert summary.little_movement(OptimizerConfig(learning_rate=0.0), 2) is None
+    assert summary.little_movement(OptimizerConfig(learning_rate=1e-15), 2**31 - 1) is not None
+    lines: list[str] = []
+    built(tiny.arguments("unused", learning_rate=1e-6), tmp_path, lines)
+    assert [line for line in lines if line.startswith("note  ") and "--learning_rate" in line]
 
 
 def test_a_length_beyond_the_positions_of_the_backbone_is_refused(tiny, tmp_path: pathlib.Path) -> None:

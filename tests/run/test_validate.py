@@ -23,7 +23,8 @@ COMPACT = "--optimizer=adamw_compact"
         (["--bon_candidates=nowhere.jsonl", "--bon_n=x"], "--bon_n: 'x' is not a whole number from 1"),
         (["--train_data="], "--train_data is empty"),
         (["--train_data=synthetic,a.jsonl"], "--train_data=synthetic,a.jsonl: synthetic"),
-        (["--model=synthetic"], "--model is missing"),
+        (["--model=synthetic"], "--model is missing: .*--model=synthetic --init=random"),
+        (["--keep_best=auroc", "--eval_fraction=0"], "--keep_best=auroc requires --eval_data"),
     ],
 )
 def test_before_anything_is_read(tmp_path, options: list[str], message: str) -> None:
@@ -37,5 +38,6 @@ def test_before_anything_is_read(tmp_path, options: list[str], message: str) -> 
 
 def test_what_is_right_passes() -> None:
     validate_options(TrainConfig())
+    validate_options(flags.parse(TrainConfig, ["train", "--keep_best=auroc", "--eval_fraction=0"]))  # own held-out file
     validate_options(flags.parse(TrainConfig, ["train", COMPACT]))
     validate_options(flags.parse(TrainConfig, ["train", "--model=m", "--train_data=a", "--lora_rank=2"]))

@@ -9,6 +9,21 @@ import pytest
 from cfprm_jax.runtime import progress
 
 
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "trajectory", "1 trajectory"),
+        (0, "trajectory", "0 trajectories"),
+        (2304, "step", "2,304 steps"),
+        (2, "batch", "2 batches"),
+        (2, "prefix", "2 prefixes"),
+        (3, "survey", "3 surveys"),
+    ],
+)
+def test_a_number_of_things(number, noun, text):
+    assert progress.counted(number, noun) == text
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -24,7 +24,7 @@ class TRLEncoder(StepEncoder):
         super().__init__(tokenizer, config)
         self._separator = self._ids(config.separator)
         if not self._separator:
-            raise UserError(f"--step_separator={config.step_separator!r} has no token, at which a step could be scored")
+            raise UserError(f"--step_separator='{config.step_separator}' has no token, at which a step could be scored")
         bos = tokenizer.bos_token_id
         self._bos = [] if bos is None else [bos]
 
