@@ -99,11 +99,11 @@ def shared() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
+def tiny(tmp_path_factory, compiled_programs):
     """Runs of train in processes of their own; see tiny_runs.py."""
     from tiny_runs import TinyRuns
 
-    return TinyRuns(tmp_path_factory.mktemp("tiny"))
+    return TinyRuns(tmp_path_factory.mktemp("tiny"), compiled_programs)
 
 
 @pytest.fixture(scope="module")
@@ -138,12 +138,13 @@ def compiled_programs(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compile(request) -> Iterator[None]:
-    """For files that are marked so: LLVM barely optimises what is compiled, and no test compiles it again.
+def compiling(request) -> Iterator[None]:
+    """For files marked compile_once no test compiles again what is compiled; quick_compile: LLVM barely optimises, too.
 
     JAX_DISABLE_MOST_OPTIMIZATIONS=0 in the environment leaves LLVM as it is.
     """
-    if request.node.get_closest_marker("quick_compile") is None:
+    quick = request.node.get_closest_marker("quick_compile") is not None
+    if not quick and request.node.get_closest_marker("compile_once") is None:
         yield
         return
     import jax
@@ -153,7 +154,7 @@ def quick_compile(request) -> Iterator[None]:
         "jax_persistent_cache_min_compile_time_secs": 0.0,
     }
     before: dict[str, Any] = {name: getattr(jax.config, name) for name in changed}
-    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+    if quick and "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         changed["jax_disable_most_optimizations"], before["jax_disable_most_optimizations"] = True, False
     _start_compiling(changed)
     # JAX opens the cache with its first program, and then uses it whatever --compile_cache_dir a command is given.

@@ -17,6 +17,8 @@ from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.experiments import options, run
 from cfprm_jax.synthetic import judge
 
+pytestmark = pytest.mark.compile_once
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GRID = [
     f"--flagfile={ROOT / 'configs' / 'lab' / 'base.flags'}",

@@ -110,7 +110,7 @@ def test_slurm_trains_with_two_real_processes(tiny, tmp_path) -> None:
     }
     given = tiny.arguments("slurm", max_steps=6, eval_every=3)
     run = subprocess.run(
-        ["bash", LAUNCH / "slurm.sh", *given, "--platform=cpu", f"--compile_cache_dir={tiny.directory / 'compiled'}"],
+        ["bash", LAUNCH / "slurm.sh", *given, "--platform=cpu", f"--compile_cache_dir={tiny.compiled}"],
         env=environment,
         cwd=tmp_path,
         capture_output=True,

@@ -82,6 +82,7 @@ def test_killed_it_comes_to_the_same_end(tiny, straight) -> None:
     same_result(straight[0], run)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_prints_how_to_resume(tiny, straight) -> None:
     run, given = tiny.directory / "stopped", tiny.arguments("stopped", checkpoint_every=1000)
     process = tiny.start(given)

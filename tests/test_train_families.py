@@ -46,8 +46,8 @@ def one_device(monkeypatch):
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def tiny(request, tmp_path_factory) -> TinyRuns:
-    made = TinyRuns(tmp_path_factory.mktemp(request.param))
+def tiny(request, tmp_path_factory, compiled_programs) -> TinyRuns:
+    made = TinyRuns(tmp_path_factory.mktemp(request.param), compiled_programs)
     path = made.directory / "model" / "config.json"
     raw = {**json.loads(path.read_text()), "num_hidden_layers": 2, "model_type": request.param}
     path.write_text(json.dumps({**raw, **FAMILIES[request.param]}))

@@ -10,6 +10,8 @@ import pytest
 
 from cfprm_jax import flags, train
 
+pytestmark = pytest.mark.quick_compile
+
 # A vocabulary of full size, as ids are those of the real tokenizer, and little else.
 CONFIG = {
     "model_type": "qwen2",

@@ -26,6 +26,8 @@ from cfprm_jax.run import best_of_n
 from cfprm_jax.runtime import digests
 from cfprm_jax.sharding import rules
 
+pytestmark = pytest.mark.quick_compile
+
 LAYERS, FROZEN = 3, 2
 OPTIONS = {
     "init": "pretrained",
@@ -42,8 +44,8 @@ QUESTION, STEPS = "What is 2?", ["1+1", "2"]
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> TinyRuns:
-    made = TinyRuns(tmp_path_factory.mktemp("frozen"))
+def tiny(tmp_path_factory, compiled_programs) -> TinyRuns:
+    made = TinyRuns(tmp_path_factory.mktemp("frozen"), compiled_programs)
     path = made.directory / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": LAYERS}))
     write_weights(made.directory / "model")

@@ -31,14 +31,16 @@ from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.prm import apply
 from cfprm_jax.sharding import rules
 
+pytestmark = pytest.mark.quick_compile
+
 LORA = {"init": "pretrained", "lora_rank": 2, "lora_alpha": 8, "lora_targets": "q_proj,value,down"}
 QUESTION, STEPS = "What is 2?", ["1+1", "2"]
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> TinyRuns:
+def tiny(tmp_path_factory, compiled_programs) -> TinyRuns:
     """Of a model with random weights, stored in bfloat16 as a language model's."""
-    made = TinyRuns(tmp_path_factory.mktemp("lora"))
+    made = TinyRuns(tmp_path_factory.mktemp("lora"), compiled_programs)
     config = PRMConfig(loading.read_config(made.directory / "model")[0])
     generator = np.random.default_rng(0)
     tensors = {}

@@ -64,6 +64,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(tiny, small_disk) -> None:
     same_result(straight, run)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tiny) -> None:
     """Flipped bits in the weights on disk: logged, set aside, and the run ends as the undisturbed one."""
     straight, _ = tiny.straight()
@@ -111,6 +112,7 @@ def test_the_best_stays_and_nothing_compiles_twice(tiny) -> None:
     assert {row["step"]: row["eval_auroc"] for row in rows(run) if "eval_auroc" in row} == curve
 
 
+@pytest.mark.slow
 def test_killed_with_the_compact_optimizer_and_trees_it_comes_to_the_same_end(tiny) -> None:
     """bfloat16 weights, moments in 8 bits, rounding at random, shared prefixes: all of the state, to the bit."""
     options = {"optimizer": "adamw_compact", "dtype": "bfloat16", "packing": "tree", "row_length": 384, "eval_every": 5}

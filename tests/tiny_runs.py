@@ -88,11 +88,12 @@ class TinyRuns:
     """Runs of one model on one corpus, each in a directory of its own.
 
     Attributes:
-      directory: where model, corpus, caches and runs are.
+      directory: where model, corpus, tokenised corpora and runs are.
+      compiled: where compiled programs are kept.
     """
 
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: pathlib.Path, compiled: pathlib.Path) -> None:
+        self.directory, self.compiled = directory, compiled
         write_model(directory / "model")
         write_corpus(directory / "train.jsonl", 32)
 
@@ -115,6 +116,7 @@ class TinyRuns:
             "log_every": 5,
             "output_dir": self.directory / run,
             "data_cache_dir": self.directory / "cache",
+            "logger": "",  # tensorboardX imports torch where that is installed, which takes seconds
             **options,
         }
         return [f"--{name}={value}" for name, value in values.items()]
@@ -122,7 +124,7 @@ class TinyRuns:
     def start(self, arguments: list[str], devices: int = 1, **environment: str) -> subprocess.Popen:
         """One process of train."""
         return subprocess.Popen(
-            [sys.executable, "-m", "cfprm_jax.train", *arguments, f"--compile_cache_dir={self.directory / 'compiled'}"],
+            [sys.executable, "-m", "cfprm_jax.train", *arguments, f"--compile_cache_dir={self.compiled}"],
             env=self.environment(devices) | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -148,7 +150,7 @@ class TinyRuns:
         """An undisturbed run and what it printed; made once."""
         run, text = self.directory / "straight", self.directory / "straight.txt"
         if not text.exists():
-            text.write_text(finish(self.start(self.arguments("straight"))))
+            text.write_text(finish(self.start(self.arguments("straight", logger="tensorboard"))))
         return run, text.read_text()
 
 

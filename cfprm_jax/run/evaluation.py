@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy.stats
 from jaxtyping import Float
 
 from cfprm_jax.data.loader import Batch
@@ -50,9 +49,10 @@ def _ratio(part: float, whole: float) -> float:
 def auroc(scores: Float[np.ndarray, " n"], positive: np.ndarray) -> float:
     """Probability that a random positive scores above a random negative, a tie counting one half (Mann-Whitney)."""
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
-    if not num_positive or not num_negative:
+    if not num_positive or not num_negative or np.isnan(scores).any():
         return float("nan")
-    ranks = scipy.stats.rankdata(scores)
+    _, which, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[which]  # from 1; equal scores share the mean of theirs
     above = ranks[positive].sum() - num_positive * (num_positive + 1) / 2
     return float(above / (num_positive * num_negative))
 

@@ -117,7 +117,7 @@ def test_the_state_of_7b_is_made_without_float32_masters_beside_it() -> None:
 @pytest.mark.parametrize(
     ("devices", "options", "most"),
     [
-        (1, ["--mesh=data=1", "--rows=8", "--optimizer=adamw_compact"], 64),
+        pytest.param(1, ["--mesh=data=1", "--rows=8", "--optimizer=adamw_compact"], 64, marks=pytest.mark.slow),
         (8, ["--mesh=data=1,fsdp=8", "--rows=32"], 24),
     ],
 )

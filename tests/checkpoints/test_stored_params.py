@@ -12,6 +12,8 @@ import pytest
 
 from cfprm_jax.checkpoints import checksums, saving, stored_params
 
+pytestmark = pytest.mark.quick_compile
+
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_compact"])
 def test_masters_come_back_exactly(setup, batch, tmp_path, optimizer: str) -> None:

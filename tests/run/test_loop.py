@@ -23,6 +23,8 @@ from cfprm_jax.run.metrics import MEASURED, MetricLog, Progress
 from cfprm_jax.runtime.distributed import StopVote
 from cfprm_jax.runtime.signals import StopSignal
 
+pytestmark = pytest.mark.quick_compile
+
 EVALUATION = {
     "loss": 0.5,
     "step_accuracy": 0.9,

@@ -22,6 +22,8 @@ from cfprm_jax.models.config import PRMConfig
 from cfprm_jax.models.parameters import init_params
 from cfprm_jax.run.warm_start import adopt
 
+pytestmark = pytest.mark.quick_compile
+
 THEIRS = EncodingConfig(max_length=99, step_separator="; ", system_prompt="Judge.")
 
 

@@ -181,7 +181,7 @@ def test_a_signal_to_one_stops_both_at_one_step(tiny, two, candidates) -> None:
     same_result(two[0], run)
 
 
-@pytest.mark.parametrize(("line", "saved"), [("model", False), ("done", True)])
+@pytest.mark.parametrize(("line", "saved"), [("model", False), pytest.param("done", True, marks=pytest.mark.slow)])
 def test_a_signal_to_one_ends_both_where_nothing_is_left_to_save(tiny, candidates, line: str, saved: bool) -> None:
     """Before the first step and in Best-of-N: process 0, which did not receive it, prints it, and only once."""
     run = tiny.directory / f"ended_{line}"

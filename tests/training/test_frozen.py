@@ -23,6 +23,8 @@ from cfprm_jax.sharding import rules
 from cfprm_jax.training import optimizer, program, step
 from cfprm_jax.training.optimizer import AdamW
 
+pytestmark = pytest.mark.quick_compile
+
 NET = PRMConfig(BackboneConfig(64, 16, 32, 4, 4, 2, 4), dtype="float32", attention="xla")
 LAYERS = 4
 LOSS = losses.loss_function(LossConfig(loss="bce"))

@@ -106,6 +106,7 @@ def test_every_mesh_gives_what_one_device_gives(setup, batch, network: str, mesh
     params_close(a.params, b.params)
 
 
+@pytest.mark.slow
 def test_compact_on_a_mesh_is_that_of_one_device(setup, batch) -> None:
     """The loss to 1e-5. Its gradients are bfloat16, whose last bit may fall either way, so masters are compared by the
     size of what moved them: a thousandth of it on average."""
