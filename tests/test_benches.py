@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 import pytest
 
 from cfprm_jax.config import ModelConfig, PackingConfig
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """The modules of bench/, which are not a package."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("common", "profile_run", "startup", "traces")
+    names = ("common", "label_counts", "profile_run", "startup", "traces")
     yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in names:
         del sys.modules[name]
@@ -53,6 +54,28 @@ def test_the_last_line_of_a_program(bench: types.SimpleNamespace) -> None:
     assert bench.common.last_json(program, threads=1) == {"a": 1}
     with pytest.raises(RuntimeError, match="no such thing"):
         bench.common.last_json([sys.executable, "-c", "raise SystemExit('no such thing')"])
+
+
+def test_counts_of_two_engines_are_compared_step_by_step(bench: types.SimpleNamespace) -> None:
+    compare = bench.label_counts.compare
+    one = compare({("q", ("s",)): (2, 2)}, {("q", ("s",)): (0, 2)}, 100_000, 0)
+    # Of the six ways to deal two successes among four rollouts, two are as far apart: (2 - 1)^2 / (1 / 3).
+    assert one["dispersion"] == pytest.approx(3)
+    assert one["dispersion_p"] == pytest.approx(1 / 3, abs=0.01)
+    assert one["mean_difference"] == 1 and one["mean_difference_p"] == pytest.approx(1 / 3, abs=0.01)
+    rng = np.random.default_rng(0)
+    keys = [(f"q{number // 4}", ("s",) * (1 + number % 4)) for number in range(2000)]
+    rates = rng.random(2000)
+
+    def drawn(rates: np.ndarray) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+        return {key: (int(count), 8) for key, count in zip(keys, rng.binomial(8, rates), strict=True)}
+
+    alike = compare(drawn(rates), drawn(rates), 200, 0)
+    assert alike["dispersion"] == pytest.approx(1, abs=0.1) and alike["dispersion_p"] > 0.01
+    assert alike["ci95"][0] < 0 < alike["ci95"][1]
+    # Other rates step by step, equal on the whole.
+    other = compare(drawn(rates), drawn(1 - rates), 200, 0)
+    assert other["dispersion"] > 2 and other["dispersion_p"] < 0.01
 
 
 def test_time_of_an_event_is_without_those_inside_it(bench: types.SimpleNamespace) -> None:

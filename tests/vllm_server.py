@@ -22,6 +22,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # leave the cores to the system, which other tests use as well
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process fewer, each of which imports torch for itself
 }
 
 
