@@ -166,7 +166,7 @@ def test_many_solutions_at_once(served) -> None:
     logits = case.format == "reward_model" or case.redundancy
     answers = served.post("/pooling", body | ({"use_activation": False} if logits else {}))["data"]
     expected = [np.asarray(served.prm.score(*solution)) for solution in SOLUTIONS]
-    assert np.concatenate(expected).std() > 0.1
+    assert np.concatenate(expected).std() > max(0.03, 2 * served.tolerance)  # answers in another order would be found
     worst = 0.0
     for answer, solution, one, scores in zip(answers, SOLUTIONS, encoded, expected, strict=True):
         labels = np.asarray(answer["data"])
