@@ -11,6 +11,7 @@ from cfprm_jax.config import (
     EvalConfig,
     FrozenConfig,
     GranularityConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -101,6 +102,7 @@ class ExperimentConfig(Options):
         "keep", "Whether to keep a last window that is shorter than the others.", choices=("keep", "drop")
     )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     frozen: FrozenConfig = dataclasses.field(default_factory=FrozenConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     packing: PackingConfig = dataclasses.field(default_factory=PackingConfig)
@@ -118,6 +120,7 @@ def base_options(config: ExperimentConfig) -> TrainConfig:
     return TrainConfig(
         train_data=config.train_data,
         model=config.model,
+        lora=config.lora,
         frozen=config.frozen,
         granularity=GranularityConfig(
             epochs_per_granularity=config.epochs_per_granularity, window_tail=config.window_tail

@@ -118,8 +118,12 @@ def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:
       UserError: incompatible options.
     """
     seeds, sizes = _numbers(config)
-    if config.frozen.frozen_layers:
-        raise UserError(f"--frozen_layers={config.frozen.frozen_layers} is for --grid=real")
+    for name, value in (
+        ("--frozen_layers", config.frozen.frozen_layers),
+        ("--lora_rank", config.lora.lora_rank),
+    ):
+        if value:
+            raise UserError(f"{name}={value} is for --grid=real")
     in_laboratory = config.train_data == (LABORATORY,)
     if in_laboratory and config.tests:
         raise UserError("--tests: --train_data=laboratory generates its own test sets; set --train_data for others")

@@ -86,11 +86,11 @@ def results(directory):
     return json.loads((directory / "out" / "results.json").read_text())
 
 
-def by_hand(directory):
+def by_hand(directory, cell="bce.c2.0", out="out"):
     """The run of train of a cell, and the metrics of its last evaluation."""
-    target = directory / "by_hand"
+    target = directory / f"{out}_by_hand"
     if not target.exists():
-        given = f"--flagfile={directory / 'out' / 'cells' / 'real' / 'bce.c2.0' / 'train.flags'}"
+        given = f"--flagfile={directory / out / 'cells' / 'real' / cell / 'train.flags'}"
         held_out = directory / "six.jsonl"
         held_out.write_text("".join((directory / "heldout.jsonl").read_text().splitlines(True)[: 6 * 3]))
         more = [f"--eval_data={held_out}", "--eval_max_trajectories=0", f"--output_dir={target}"]
@@ -103,6 +103,17 @@ def test_a_cell_is_train_and_its_evaluation(done):
     group = next(g for g in results(done)["groups"] if g["treatment"] == "c2")
     assert group["metrics"]["AUROC"]["mean"] == pytest.approx(metrics["eval_distinct_auroc"], abs=1e-9)
     assert group["metrics"]["negative F1"]["mean"] == pytest.approx(metrics["eval_distinct_negative_f1"], abs=1e-9)
+
+
+def test_a_cell_with_adapters_is_train_and_its_evaluation(done):
+    """Above the frozen layers, from the same cache."""
+    more = [f"--output_dir={done / 'adapted'}", "--lora_rank=2", "--learning_rate=0.01", "--real_treatments=each_once"]
+    assert run(done, *more, "--pool=", "--process_bench=") == 0
+    metrics = [row for row in rows(by_hand(done, "bce.each_once.0", "adapted")) if "eval_distinct_auroc" in row][-1]
+    (group,) = json.loads((done / "adapted" / "results.json").read_text())["groups"]
+    assert group["metrics"]["AUROC"]["mean"] == pytest.approx(metrics["eval_distinct_auroc"], abs=1e-9)
+    full = next(g for g in results(done)["groups"] if g["treatment"] == "each_once")
+    assert group["metrics"]["AUROC"]["mean"] != full["metrics"]["AUROC"]["mean"]
 
 
 def test_a_cell_is_score_and_process_bench(done):
@@ -217,9 +228,10 @@ def test_bad_input(done, flag, message):
         run(done, f"--output_dir={done / 'bad'}", flag)
 
 
-def test_frozen_layers_are_for_this_grid(done):
+@pytest.mark.parametrize("flag", ["--frozen_layers=2", "--lora_rank=2"])
+def test_frozen_layers_and_adapters_are_for_this_grid(done, flag):
     with pytest.raises(UserError, match="is for --grid=real"):
-        run(done, "--grid=table", "--train_data=laboratory")
+        run(done, "--grid=table", "--train_data=laboratory", "--frozen_layers=0", "--cache_frozen=off", flag)
 
 
 def test_the_grid():
