@@ -213,5 +213,5 @@ def test_the_command(tmp_path: pathlib.Path) -> None:
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'cfprm-jax\[aot\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[aot\]'"):
         plan.main(parse("--model=Qwen2.5-7B"))

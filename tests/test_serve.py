@@ -80,7 +80,7 @@ def test_sigterm_ends_it_with_status_0(prm) -> None:
     text = "".join(printed) + rest
     assert process.returncode == 0 and status == 200, text
     assert scored["scores"] == pytest.approx(cfprm_jax.load(prm).score(*steps.values()), rel=1e-5)
-    assert "done        1 batches" in text and "secret" not in text
+    assert "done        1 batch," in text and "secret" not in text
 
 
 @pytest.mark.parametrize(

@@ -68,5 +68,5 @@ def test_larger() -> None:
 
 def test_a_missing_compiler_is_an_error_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs its XLA compiler.*pip install 'cfprm-jax\[aot\]'"):
+    with pytest.raises(UserError, match=r"needs its XLA compiler.*pip install '\.\[aot\]'"):
         accelerators.require_plugin(ACCELERATORS["v6e"])
