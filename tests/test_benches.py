@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """The modules of bench/, which are not a package."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("common", "label_counts", "profile_run", "startup", "traces")
+    names = ("common", "label_counts", "linear_probe", "profile_run", "startup", "traces")
     yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in names:
         del sys.modules[name]
@@ -76,6 +76,23 @@ def test_counts_of_two_engines_are_compared_step_by_step(bench: types.SimpleName
     # Other rates step by step, equal on the whole.
     other = compare(drawn(rates), drawn(1 - rates), 200, 0)
     assert other["dispersion"] > 2 and other["dispersion_p"] < 0.01
+
+
+def test_a_probe_weighs_a_step_as_often_as_it_occurs(bench: types.SimpleNamespace) -> None:
+    rng = np.random.default_rng(0)
+    x, occurrences = rng.normal(size=(80, 5)), rng.integers(1, 9, 80)
+    y = (x[:, 0] + rng.normal(size=80) > 0).astype(int)
+    found = bench.linear_probe.fit(x, y, occurrences.astype(float), 0.01)
+    repeated = bench.linear_probe.fit(
+        *(np.repeat(a, occurrences, axis=0) for a in (x, y)), np.ones(occurrences.sum()), 0.01
+    )
+    np.testing.assert_allclose(found, repeated, atol=1e-3)
+    share = occurrences / occurrences.sum()
+    residual = share * (1 / (1 + np.exp(-(x @ found[:-1] + found[-1]))) - y)
+    np.testing.assert_allclose([*(x.T @ residual + 0.01 * found[:-1]), residual.sum()], 0, atol=1e-5)
+    steps = bench.linear_probe.Steps(x, y, occurrences, np.arange(80) // 4)
+    weights = bench.linear_probe.weights(steps)
+    assert weights["rebalanced"][y == 0].sum() / weights["rebalanced"].sum() == pytest.approx((y == 0).mean())
 
 
 def test_time_of_an_event_is_without_those_inside_it(bench: types.SimpleNamespace) -> None:

@@ -84,7 +84,11 @@ def setup(
         hidden.free()
     num_steps = min(data.loader.num_steps, config.run.max_steps or data.loader.num_steps)
     log(f"steps       {summary.steps(num_steps, data.loader, config.granularity, config.packing, config.loss)}")
-    if note := summary.little_movement(config.optimizer, num_steps):
+    notes = (
+        summary.little_movement(config.optimizer, num_steps),
+        summary.repeated_labels(data.report, config.packing, config.loss),
+    )
+    for note in filter(None, notes):
         log(f"note        {note}")
     built = assembly.build_program(config, network.config, num_steps, mesh, build=build)
     record = frozen.record(partition, sources.model, config.model.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from cfprm_jax.training.optimizer import learning_rate_schedule
 
 # Half a unit in the last place of a bfloat16 weight of 0.02, a usual size; about 50 steps at 2e-6 with a cosine.
 _LITTLE_MOVEMENT = 5e-5
+# Occurrences of a distinct labelled step from which on repeats outweigh what differs.
+_OFTEN = 3
 # Batch shapes that are listed; the rest are counted.
 _SHAPES_NAMED = 6
 
@@ -85,6 +87,24 @@ def little_movement(config: OptimizerConfig, num_steps: int) -> str | None:
         f"{counted(num_steps, 'step')} at learning rates of at most {config.learning_rate:g} move a weight by about "
         f"{moved:.1g} at most, which is too little to learn: raise --learning_rate or the number of steps "
         "(--epochs_per_granularity, a smaller --batch_size)"
+    )
+
+
+def repeated_labels(report: Mapping[str, Any], packing: PackingConfig, loss: LossConfig) -> str | None:
+    """A note on a corpus whose labelled steps repeat in many trajectories that each count; None for any other.
+
+    Args:
+      report: of the corpus, as in corpus.json.
+    """
+    counts = report["granularities"][min(report["granularities"], key=int)]
+    times = counts["labelled_steps"] / max(counts["distinct_labelled_steps"], 1)
+    if loss.label_weight != "trajectory" or times < _OFTEN:
+        return None
+    size = packing.batch_tokens or round(packing.batch_size * counts["tokens_expanded"] / counts["trajectories"])
+    return (
+        f"a distinct labelled step occurs {times:.1f} times on average, and counts as often. --packing=tree "
+        f"--record_chunk=0 --label_weight=node --batch_tokens={size} trains on each once, in steps of as many computed "
+        "tokens and fewer steps an epoch (docs/label_weight.md)"
     )
 
 

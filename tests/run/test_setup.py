@@ -68,6 +68,24 @@ def test_a_run_that_can_move_no_weight_is_noted(tiny, tmp_path: pathlib.Path) ->
     assert [line for line in lines if line.startswith("note  ") and "--learning_rate" in line]
 
 
+def test_a_corpus_of_repeated_labels_is_noted(tiny, tmp_path: pathlib.Path) -> None:
+    """Eight solutions share four steps: 40 labels of 12 distinct steps. Batches of the note have as many tokens."""
+    rows = [{"prompt": "1+1", "completions": [*"abcd", f"x{k}"], "labels": [True] * 4 + [False]} for k in range(8)]
+    data = tmp_path / "repeated.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines: list[str] = []
+    arguments = tiny.arguments("unused", train_data=data, batch_size=4, learning_rate=1e-3)
+    made = built(arguments, tmp_path, lines)
+    (note,) = [line for line in lines if line.startswith("note  ")]
+    assert "occurs 3.3 times on average" in note
+    expanded = made.data.report["granularities"]["1"]["tokens_expanded"]
+    assert expanded % 8 == 0 and f"--label_weight=node --batch_tokens={expanded // 2} " in note
+    lines.clear()
+    remedy = [word for word in note.split() if word.startswith("--")]
+    built([*arguments, *remedy], tmp_path, lines)
+    assert not [line for line in lines if line.startswith("note  ")]
+
+
 def test_a_length_beyond_the_positions_of_the_backbone_is_refused(tiny, tmp_path: pathlib.Path) -> None:
     raw = json.loads((tiny.directory / "model" / "config.json").read_text())
     longer = raw["max_position_embeddings"] + 1
