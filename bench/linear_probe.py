@@ -3,8 +3,9 @@
     python bench/linear_probe.py --model=DIRECTORY --train_data=phase1_train.jsonl --heldout_data=phase1_test.jsonl \
       --frozen_layers=20 --cache_frozen=DIRECTORY --train_records=300 --record_tokens=600 --output=linear_probe.json
 
-Logistic regression with an L2 penalty on the standardised hidden states at the markers, fitted to its optimum, so that
-neither batches nor learning rates play a part. Three weights of a distinct labelled step of the training records:
+Logistic regression with an L2 penalty on the standardised hidden states of steps: at their markers, or (--state_of) at
+the token before, or the mean over their tokens. It is fitted to its optimum, so that neither batches nor learning rates
+play a part. Three weights of a distinct labelled step of the training records:
 
 - once: 1;
 - expanded: the number of trajectories that contain it, as in the expanded corpus;
@@ -44,12 +45,18 @@ from cfprm_jax.sharding import session
 
 PENALTIES = (1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0, 30.0)
 _FOLDS = 5
+_FIRST_STEP_TOKENS = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeConfig(ExperimentConfig):
     """A linear probe of frozen layers, by the flags of experiment --grid=real; the first of --seeds draws folds."""
 
+    state_of: str = option(
+        "marker",
+        "Whose hidden states a step has: its marker, the last token before it, or the mean of all its tokens.",
+        choices=("marker", "last", "mean"),
+    )
     output: str = option("", "JSON file for the figures, besides standard output; empty is none.")
 
 
@@ -57,7 +64,7 @@ class Steps(NamedTuple):
     """Distinct labelled steps.
 
     Attributes:
-      hidden: at their markers.
+      hidden: of each.
       right: whether the label, the mean of all occurrences, is above 0.5.
       occurrences: the number of trajectories that contain and label it.
       record: the record of each.
@@ -72,7 +79,7 @@ class Steps(NamedTuple):
 class States:
     """Hidden states of solutions, from the cache of a trunk."""
 
-    def __init__(self, config: ExperimentConfig, opened: session.Session, directory: pathlib.Path) -> None:
+    def __init__(self, config: ProbeConfig, opened: session.Session, directory: pathlib.Path) -> None:
         base = base_options(config)
         if not base.frozen.cached:
             raise UserError("--frozen_layers and --cache_frozen are required: the probe reads what the cache holds")
@@ -85,6 +92,7 @@ class States:
         load = lambda: trunk.load_trunk(network.partition, sources.model, opened.mesh)  # noqa: E731
         self._trunk = CachedTrunk(TrunkComputation(network.partition, load, opened.mesh), cache)
         scored = LoadedPRM(dataclasses.replace(network.config, remat="none"), {}, tokenizer, base.encoding, {})
+        self._state_of = config.state_of
         self._scorer = Scorer(scored, batch_rows=1, mesh=opened.mesh, trunk=self._trunk)
 
     def of(self, records: list[Record]) -> Steps:
@@ -98,20 +106,32 @@ class States:
         units = [unit_of(own, encoded) for own in members]
         self._trunk.fill(plan.batches, units)
         self._trunk.store()
-        places, labels, record = [], [], []
+        hidden, labels, record = [], [], []
         for number, unit in enumerate(units):
             found: dict[int, list[float]] = {}
+            read: dict[int, Int[np.ndarray, " tokens"]] = {}
             for k, i in enumerate(unit.members):
-                at = unit.places.path(k)[encoded[i].step_positions]
-                for place, label in zip(at.tolist(), encoded[i].labels.tolist(), strict=True):
+                path, markers = unit.places.path(k), encoded[i].step_positions
+                # A first step begins after the question, whose end is not known here: its tokens are the last few.
+                begins = np.append(max(markers[0] - _FIRST_STEP_TOKENS, 0), markers[:-1] + 1)
+                for begin, marker, label in zip(begins, markers, encoded[i].labels.tolist(), strict=True):
                     if np.isfinite(label):
-                        found.setdefault(place, []).append(label)
-            places += [self._trunk.cache.begin(unit.key) + place for place in found]
+                        found.setdefault(path[marker], []).append(label)
+                        read[path[marker]] = path[self._tokens(begin, marker)]
+            start = self._trunk.cache.begin(unit.key)
+            hidden += [self._trunk.cache.take(start + read[place]).astype(np.float64).mean(0) for place in found]
             labels += found.values()
             record += [number] * len(found)
-        hidden = self._trunk.cache.take(np.array(places)).astype(np.float64)
         means = np.array([np.mean(own) for own in labels])
-        return Steps(hidden, (means > 0.5).astype(int), np.array([len(own) for own in labels]), np.array(record))
+        counts = np.array([len(own) for own in labels])
+        return Steps(np.array(hidden), (means > 0.5).astype(int), counts, np.array(record))
+
+    def _tokens(self, begin: int, marker: int) -> slice:
+        return {
+            "marker": slice(marker, marker + 1),
+            "last": slice(marker - 1, marker),
+            "mean": slice(begin, marker),
+        }[self._state_of]
 
 
 def fit(

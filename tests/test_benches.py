@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import pathlib
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -12,8 +14,12 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
+from tiny_runs import write_weights
 
 from cfprm_jax.config import ModelConfig, PackingConfig
+from cfprm_jax.errors import UserError
+from cfprm_jax.model_directory.tokenizer_files import MARKER, load_tokenizer, marker_id
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -22,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """The modules of bench/, which are not a package."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("common", "label_counts", "linear_probe", "profile_run", "startup", "traces")
+    names = ("common", "label_counts", "linear_probe", "marker_embedding", "profile_run", "startup", "traces")
     yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in names:
         del sys.modules[name]
@@ -93,6 +99,25 @@ def test_a_probe_weighs_a_step_as_often_as_it_occurs(bench: types.SimpleNamespac
     steps = bench.linear_probe.Steps(x, y, occurrences, np.arange(80) // 4)
     weights = bench.linear_probe.weights(steps)
     assert weights["rebalanced"][y == 0].sum() / weights["rebalanced"].sum() == pytest.approx((y == 0).mean())
+
+
+def test_the_marker_of_a_copy_begins_as_the_separator(bench: types.SimpleNamespace, tiny, tmp_path) -> None:
+    model, copy = tmp_path / "model", tmp_path / "copy"
+    shutil.copytree(tiny.directory / "model", model)
+    write_weights(model)
+    config = bench.marker_embedding.MarkerConfig(model=str(model), output_dir=str(copy), step_separator="\n")
+    bench.marker_embedding.main(config)
+    before, after = (safetensors.numpy.load_file(path / "model.safetensors") for path in (model, copy))
+    tokenizer = load_tokenizer(copy)
+    (separator,), marker = tokenizer.encode("\n", add_special_tokens=False), marker_id(tokenizer, MARKER)
+    table = before["model.embed_tokens.weight"]
+    assert not np.array_equal(table[marker], table[separator])
+    table[marker] = table[separator]
+    assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
+    with pytest.raises(UserError, match="expected one token, found 2"):
+        bench.marker_embedding.main(dataclasses.replace(config, step_separator="ab"))
+    with pytest.raises(UserError, match="exists"):
+        bench.marker_embedding.main(config)
 
 
 def test_time_of_an_event_is_without_those_inside_it(bench: types.SimpleNamespace) -> None:

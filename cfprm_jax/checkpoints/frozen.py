@@ -57,7 +57,7 @@ def record(partition: Partition, directory: pathlib.Path, dtype: str) -> dict[st
     base = {
         "backbone": str(directory.resolve()),
         "backbone_dtype": dtype,
-        "backbone_fingerprint": fingerprint(list_directory(directory).tensors),
+        "backbone_sha256": fingerprint(list_directory(directory).tensors),
     }
     if adapters is None:
         return {FROZEN: {"layers": layers, **base}}
@@ -112,7 +112,7 @@ def backbone_directory(found: Mapping[str, Any]) -> pathlib.Path:
     where = f'which model/prm.json of the run names as "backbone" of {kind}'
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory, {where}. If it has moved, name its new place there")
-    if fingerprint(list_directory(directory).tensors) != found["backbone_fingerprint"]:
+    if fingerprint(list_directory(directory).tensors) != found["backbone_sha256"]:
         trained = kind.replace("its", "the")
         raise UserError(f"{directory}, {where}, holds other weights than those that {trained} were trained on")
     return directory

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int64
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import atomic, digests, disk, locks
 
-FORMAT = 1
+FORMAT = 2
 _DESCRIPTION, _DATA, _INDEX = "cache.json", "hidden.bin", "index.json"
 _REMEDY = "delete the directory, and it is computed again"
 # NumPy copies a type that is not its own, as bfloat16, element by element; so the file is mapped as integers.

@@ -68,8 +68,8 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
     every = read_question_files(config.questions)
     questions = [question for question in every if shard is None or shard.owns(question.question)]
     fingerprint = {
-        "model": digests.of_paths([pathlib.Path(config.model)], whole=False),
-        "questions": digests.of_paths([file.path for file in expand(config.questions)], whole=True),
+        "model": digests.of_paths([pathlib.Path(config.model)]),
+        "questions": digests.of_paths([file.path for file in expand(config.questions)]),
     }
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
     total = len(questions) * config.num_candidates
@@ -136,7 +136,7 @@ def merge_candidates(config: SampleConfig) -> tuple[int, int] | None:
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     found = parts.read_parts(config.merge)
     paths = config.questions or tuple(found.config["questions"])
-    if digests.of_paths([file.path for file in expand(paths)], whole=True) != found.fingerprint["questions"]:
+    if digests.of_paths([file.path for file in expand(paths)]) != found.fingerprint["questions"]:
         raise UserError(
             f"the parts were sampled from other questions than those of {', '.join(paths)}: --questions names the files"
         )

@@ -8,7 +8,9 @@ Writing takes one piece of a tensor at a time.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -40,8 +42,6 @@ _BITS = {
 }
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _CHUNK_BYTES = 8 << 20
-# Of every tensor, for its fingerprint.
-_SAMPLE_BYTES = 256
 # The limit of the reference implementation; a larger length is noise read as a header.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -228,20 +228,24 @@ def _list_shards(directory: pathlib.Path, index: pathlib.Path) -> Listing:
 
 
 def fingerprint(tensors: Iterable[StoredTensor]) -> str:
-    """A hash that identifies a checkpoint: of names, types and shapes, and of the first bytes of every tensor.
+    """A hash that identifies a checkpoint: of the names, types, shapes and values of its tensors.
 
-    Which shard a tensor is in does not matter. Models of one shape, such as a base model and what was tuned from it,
-    differ in those bytes.
+    Which shard a tensor is in does not matter. All bytes are read, a tensor a thread: two models may differ in one row
+    of their embedding alone, such as that of the marker.
     """
-    return digests.of_parts(map(_sampled, sorted(tensors, key=lambda tensor: tensor.name)))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        return digests.of_parts(threads.map(_identity, sorted(tensors, key=lambda tensor: tensor.name)))
 
 
-def _sampled(tensor: StoredTensor) -> bytes:
-    size = math.prod(tensor.shape) * (DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else 1)
+def _identity(tensor: StoredTensor) -> bytes:
+    digest = hashlib.sha256()
+    left = math.prod(tensor.shape) * _BITS[tensor.dtype] // 8
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
-        sample = file.read(min(size, _SAMPLE_BYTES))
-    return json.dumps([tensor.name, tensor.dtype, tensor.shape, sample.hex()]).encode()
+        while left and (piece := file.read(min(left, _CHUNK_BYTES))):
+            digest.update(piece)
+            left -= len(piece)
+    return json.dumps([tensor.name, tensor.dtype, tensor.shape, digest.hexdigest()]).encode()
 
 
 @dataclasses.dataclass(frozen=True)

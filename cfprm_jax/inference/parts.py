@@ -134,7 +134,7 @@ def opened_part(config: Any, output_dir: str) -> Iterator[tuple[Shard, RowFile]]
     assert shard is not None
     fingerprint = {
         "model": model_fingerprint(config.model or config.checkpoint),
-        "input": digests.of_paths([file.path for file in expand(config.input)], whole=True),
+        "input": digests.of_paths([file.path for file in expand(config.input)]),
     }
     flags = without_unused_sharing(config_files.as_dict(config))
     with open_rows(shard.path(f"{output_dir}.jsonl"), "auto", flags, fingerprint) as output:
@@ -144,7 +144,7 @@ def opened_part(config: Any, output_dir: str) -> Iterator[tuple[Shard, RowFile]]
 def require_input(parts: Parts, paths: Sequence[str]) -> None:
     """UserError unless the parts are of these files' contents."""
     files = expand(paths)
-    if digests.of_paths([file.path for file in files], whole=True) != parts.fingerprint["input"]:
+    if digests.of_paths([file.path for file in files]) != parts.fingerprint["input"]:
         raise UserError(
             f"the parts were scored from other contents than those of {', '.join(str(file.path) for file in files)}: "
             "--input names the files"
@@ -160,9 +160,9 @@ def model_fingerprint(model: str) -> str:
     path = pathlib.Path(model)
     require_prm_directory(path)
     if path.name != CHECKPOINTS and path.parent.name != CHECKPOINTS and not (path / CHECKPOINTS).is_dir():
-        return digests.of_paths([path], whole=False)
+        return digests.of_paths([path])
     run, step = locate(path)
-    return digests.of_paths([run / MODEL, run / CHECKPOINTS / str(step)], whole=False)
+    return digests.of_paths([run / MODEL, run / CHECKPOINTS / str(step)])
 
 
 def check_scored(found: Mapping[str, Any], row: Mapping[str, Any], name: pathlib.Path, source: str) -> None:

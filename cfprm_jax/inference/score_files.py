@@ -67,7 +67,7 @@ def score_files(config: ScoreConfig, log: Callable[[str], None]) -> ScoreSummary
     model = config.model or config.checkpoint
     fingerprint = {
         "model": parts.model_fingerprint(model),
-        "input": digests.of_paths([file.path for file in files], whole=True),
+        "input": digests.of_paths([file.path for file in files]),
     }
     encoding = encoding_of(model, config.encoding, config.step_separator)
     config = dataclasses.replace(config, encoding=encoding.name)

@@ -61,8 +61,8 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
     config = dataclasses.replace(config, model=local_directory(config.model))
     output, base = pathlib.Path(config.output), base_name(config.output)
     fingerprint = {
-        "model": digests.of_paths([pathlib.Path(config.model)], whole=False),
-        "input": digests.of_paths([file.path for file in expand(config.input)], whole=True),
+        "model": digests.of_paths([pathlib.Path(config.model)]),
+        "input": digests.of_paths([file.path for file in expand(config.input)]),
     }
     if output.exists() and config.resume == "never":
         raise UserError(f"--output={output} already exists: choose another file, or remove it")

@@ -87,7 +87,7 @@ GENERATION = {"eos_token_id": optional(either(_ID, list_of(_ID, 0, 1000)))}
 _FROZEN_WEIGHTS = {
     "backbone": required(text(4096, empty=False)),
     "backbone_dtype": required(one_of("bfloat16", "float32")),
-    "backbone_fingerprint": required(text(1000)),
+    "backbone_sha256": required(text(1000)),
 }
 
 PRM = {

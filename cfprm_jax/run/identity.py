@@ -45,7 +45,7 @@ def fingerprint(config: TrainConfig, made: Setup) -> dict[str, Any]:
     for name in _OF_NO_EFFECT:
         del options[name]
     for record in made.frozen.values():
-        options["weights of the backbone"] = record["backbone_fingerprint"]
+        options["weights of the backbone"] = record["backbone_sha256"]
     if config.lora.lora_rank:
         options |= config_files.as_dict(config.lora)
     if config.frozen.frozen_layers:

@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# Pieces that are read of a large file, spread evenly: weights that were trained on differ everywhere.
-_PIECES, _PIECE = 64, 4096
 _READ = 1 << 20
 
 
@@ -55,13 +53,12 @@ def of_file(path: str | pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def of_paths(paths: Iterable[pathlib.Path], whole: bool) -> str:
+def of_paths(paths: Iterable[pathlib.Path]) -> str:
     """SHA-256 of files, and of folders of files: names in a folder, sizes, and contents.
 
-    Args:
-      whole: whether all of the contents count, or (for gigabytes of weights) pieces spread over each file.
+    All bytes count, of gigabytes of weights too: two models may differ in one row of their embedding alone.
     """
-    return of_parts(part for path in paths for part in _parts(path, whole))
+    return of_parts(part for path in paths for part in _parts(path))
 
 
 def raw(text: str) -> bytes:
@@ -69,16 +66,11 @@ def raw(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _parts(path: pathlib.Path, whole: bool) -> Iterator[bytes]:
+def _parts(path: pathlib.Path) -> Iterator[bytes]:
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:
         size = file.stat().st_size
         yield f"{file.relative_to(path) if path.is_dir() else ''}\n{size}\n".encode()
         with file.open("rb") as content:
-            if whole or size <= _PIECES * _PIECE:
-                while piece := content.read(_READ):
-                    yield piece
-                continue
-            for place in range(_PIECES):
-                content.seek(place * (size - _PIECE) // (_PIECES - 1))
-                yield content.read(_PIECE)
+            while piece := content.read(_READ):
+                yield piece

@@ -81,9 +81,9 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
     remote = config.reward.startswith(("http://", "https://"))
     questions = read_question_files(config.questions)
     fingerprint = {
-        "model": digests.of_paths([pathlib.Path(config.model)], whole=False),
-        "reward": config.reward if remote else digests.of_paths([_existing(config.reward)], whole=False),
-        "questions": digests.of_paths([file.path for file in expand(config.questions)], whole=True),
+        "model": digests.of_paths([pathlib.Path(config.model)]),
+        "reward": config.reward if remote else digests.of_paths([_existing(config.reward)]),
+        "questions": digests.of_paths([file.path for file in expand(config.questions)]),
     }
     with (
         session.opened(config.device) as (chosen, mesh),

@@ -37,6 +37,27 @@ def test_reads_what_the_library_writes(tensors, tmp_path, monkeypatch):
         np.testing.assert_array_equal(np.concatenate([rows for _, rows in pieces]), tensors[tensor.name][1:3])
 
 
+def test_one_changed_row_of_a_large_table_is_another_model(tmp_path):
+    """The marker's row of an embedding, which users set; in which shard a tensor is does not matter."""
+    table = np.random.default_rng(0).standard_normal((500, 64)).astype(np.float32)
+    norm = np.ones(64, np.float32)
+
+    def identity(name, files):
+        (tmp_path / name).mkdir()
+        for file, content in files.items():
+            safetensors.numpy.save_file(content, tmp_path / name / file)
+        if len(files) > 1:
+            index = {"weight_map": {key: file for file, content in files.items() for key in content}}
+            (tmp_path / name / safetensors_files.INDEX).write_text(json.dumps(index))
+        return safetensors_files.fingerprint(list_directory(tmp_path / name).tensors)
+
+    whole = identity("whole", {"model.safetensors": {"table": table, "norm": norm}})
+    assert whole == identity("shards", {"1.safetensors": {"norm": norm}, "2.safetensors": {"table": table}})
+    table[321] = table[3]
+    assert whole != identity("row", {"model.safetensors": {"table": table, "norm": norm}})
+    assert whole != identity("name", {"model.safetensors": {"table": table, "other": norm}})
+
+
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 @pytest.mark.parametrize("limit", [10**9, 200])
 def test_writes_what_the_library_reads(dtype, limit, tmp_path):

@@ -138,26 +138,26 @@ def test_fingerprints_identify_contents(tmp_path):
     content = bytearray(1_000_000)
     weights.write_bytes(content)
     (folder / "config").write_text("a")
-    seen = {of_paths([folder], whole=False)}
-    assert of_paths([folder], whole=False) in seen
+    seen = {of_paths([folder])}
+    assert of_paths([folder]) in seen
     for place in (0, 999_999):
         changed = bytearray(content)
         changed[place] = 1
         weights.write_bytes(changed)
-        seen.add(of_paths([folder], whole=False))
+        seen.add(of_paths([folder]))
     weights.write_bytes(content[:-1])
-    seen.add(of_paths([folder], whole=False))
+    seen.add(of_paths([folder]))
     (folder / "config").write_text("b")
-    seen.add(of_paths([folder], whole=False))
+    seen.add(of_paths([folder]))
     (folder / "config").rename(folder / "other")
-    seen.add(of_paths([folder], whole=False))
+    seen.add(of_paths([folder]))
     assert len(seen) == 6
     changed = bytearray(content)
     changed[5000] = 1
     weights.write_bytes(content)
-    whole = of_paths([weights], whole=True)
+    whole = of_paths([weights])
     weights.write_bytes(changed)
-    assert of_paths([weights], whole=True) != whole
+    assert of_paths([weights]) != whole
 
 
 def test_an_output_that_is_no_file_is_refused(tmp_path):

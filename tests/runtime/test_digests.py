@@ -13,15 +13,18 @@ def test_values(tmp_path) -> None:
     assert digests.raw("abc").hex() == digests.of_text("abc")
     (tmp_path / "a").write_bytes(b"abc")
     assert digests.of_file(tmp_path / "a") == digests.of_text("abc")
-    assert digests.of_paths([tmp_path / "a"], whole=True) == digests.of_text("\n3\nabc")
-    assert digests.of_paths([tmp_path], whole=True) == digests.of_text("a\n3\nabc")
+    assert digests.of_paths([tmp_path / "a"]) == digests.of_text("\n3\nabc")
+    assert digests.of_paths([tmp_path]) == digests.of_text("a\n3\nabc")
 
 
-def test_a_large_file_is_sampled(tmp_path) -> None:
+def test_every_byte_of_a_large_file_counts(tmp_path) -> None:
     path = tmp_path / "large"
-    raw = bytearray(64 * 4096 + 100)
+    raw = bytearray(5_000_000)
     path.write_bytes(raw)
-    sampled, whole = (digests.of_paths([path], whole=w) for w in (False, True))
-    raw[-1] = 1
-    path.write_bytes(raw)
-    assert digests.of_paths([path], whole=False) != sampled and digests.of_paths([path], whole=True) != whole
+    seen = {digests.of_paths([path])}
+    for place in (0, 300, 2_500_001, len(raw) - 1):
+        changed = raw.copy()
+        changed[place] = 1
+        path.write_bytes(changed)
+        seen.add(digests.of_paths([path]))
+    assert len(seen) == 5
