@@ -53,7 +53,8 @@ def parse(data: bytes, where: str, *, repeats: bool = False) -> Any:
       UserError: that begins with where: not UTF-8, not JSON, half a character, a name twice in an object, too deep.
     """
     try:
-        text = data.decode("utf-8")
+        # Without blank lines at its end: where a file is cut is on the last line that it has.
+        text = data.decode("utf-8").rstrip(" \t\r\n")
         value = json.loads(text, object_pairs_hook=None if repeats else _without_repeats)
         if _is_deeper(value, _MOST_LEVELS):
             raise RecursionError

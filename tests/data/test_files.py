@@ -118,6 +118,27 @@ def test_an_unreadable_line_is_a_row_with_a_reason(tmp_path: pathlib.Path, conte
     assert len(bad.excerpt) <= 200
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
+@pytest.mark.parametrize(
+    ("line", "message", "column"),
+    [
+        ('{"prompt": "What is 2 + 3?", "completions": ["5"], "labels": [1', "Expecting ',' delimiter", 64),
+        ('{"prompt": "Was ist groß? ½ ∑", "labels": [1', "Expecting ',' delimiter", 45),
+        ('{"a": ', "Expecting value", 7),
+        ('{"a": 1', "Expecting ',' delimiter", 8),
+        ('{"a": "x', "Unterminated string starting at", 7),
+        ('{"a" 2}', "Expecting ':' delimiter", 6),
+        ('{"a": 1} {"b": 2}', "Extra data", 10),
+    ],
+)
+def test_the_column_of_an_error_is_that_of_the_line(
+    tmp_path: pathlib.Path, line: str, message: str, column: int, end: str
+) -> None:
+    (tmp_path / "x").write_bytes(f'{{"a": 1}}\n{line}{end}'.encode())
+    _, bad = read(tmp_path / "x")
+    assert (bad.line, bad.reason) == (2, f"not JSON: {message} at column {column}")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -129,6 +150,7 @@ def test_an_unreadable_line_is_a_row_with_a_reason(tmp_path: pathlib.Path, conte
         (b"\x1f\x8b rubbish", "x: damaged gzip file"),
         (b"PAR1 rubbish", "x: damaged parquet file"),
         (b'[{"a": 1},\n{"a" 2}]', "x:2: not JSON: Expecting ':' delimiter"),
+        (b'[{"a": 1},\n{"a": [1\n\n', "x:2: not JSON: Expecting ',' delimiter"),
         (b'[{"a": 1}\n{"a": 2}]', "x:2: not JSON: expected ',', found '{'"),
         (b'[{"a": 1},\n\n', "x:3: not JSON: the array does not end"),
         (b'[{"a": 1},\n]', "x:2: not JSON"),

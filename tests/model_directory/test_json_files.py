@@ -15,6 +15,7 @@ from cfprm_jax.model_directory.json_files import read_object
     ("text", "message"),
     [
         ("{", "not readable as JSON: Expecting"),
+        ('{"a": [1\n\n', r"not readable as JSON: Expecting ',' delimiter: line 1 column 9 \(char 8\)"),
         ("[" * 100_000, "not readable as JSON: nested more than 64 deep"),
         ('{"a":' * 65 + "1" + "}" * 65, "not readable as JSON: nested more than 64 deep"),
         ('{"a": ' + "9" * 5000 + "}", "not readable as JSON: Exceeds the limit"),

@@ -188,7 +188,8 @@ def _json_rows(stream: BinaryIO, raw: BinaryIO, file: InputFile) -> Iterator[Row
 def _line_row(line: int, text: bytes, fraction: float) -> Row:
     """One line of JSON lines."""
     try:
-        data = json_rows.DECODER.decode(text.decode("utf-8"))
+        # Without the end of the line: an error after it would be one of a second line's first column.
+        data = json_rows.DECODER.decode(text.rstrip(b"\r\n").decode("utf-8"))
     except json.JSONDecodeError as error:
         reason = f"not JSON: {error.msg} at column {error.colno}"
     except UnicodeDecodeError as error:
@@ -234,7 +235,8 @@ def _array_rows(first: bytes, line: int, stream: BinaryIO, raw: BinaryIO, file: 
                 data, end = scanner.raw_decode(text, position)
             except json.JSONDecodeError as error:
                 if ended:
-                    at = line + text.count("\n", position, error.pos)
+                    # An error at the end of a cut file is one of its last row, not of blank lines behind that.
+                    at = line + text.count("\n", position, min(error.pos, len(text.rstrip())))
                     raise UserError(f"{file.name}:{at}: not JSON: {error.msg}") from error
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{file.name}:{line}: not JSON that can be read: {error}") from error
