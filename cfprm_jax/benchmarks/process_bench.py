@@ -46,6 +46,9 @@ def run(config: ProcessBenchConfig, log: Log) -> dict[str, Any] | None:
     if config.shard and not named:
         raise UserError("--shard needs --model or --checkpoint")
     output_paths.require_new_directory("--output_dir", config.output_dir)
+    for flag, names in (("input", config.input), ("merge", config.merge)):
+        if names:
+            expand(names, flag)
     config = dataclasses.replace(config, model=local_directory(config.model))
     found = list(read(config.input))
     subsets = list(dict.fromkeys(row["subset"] for row in found))

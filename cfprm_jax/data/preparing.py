@@ -181,7 +181,9 @@ def _check(config: PrepareConfig) -> None:
     output_paths.require_directory(f"--output={output}", output.parent)
     if output.suffix == ".parquet":
         raise UserError(f"--output={output}: expected the name of a JSON lines file, NAME.jsonl or NAME.jsonl.gz")
-    taken = {file.path.resolve() for file in formats.expand(config.files.input)}
+    taken = {file.path.resolve() for file in formats.expand(config.files.input, "input")}
+    if config.files.exclude_questions:
+        formats.expand(config.files.exclude_questions, "exclude_questions")
     if output.resolve() in taken:
         raise UserError(f"--output={output} is also an input")
     if config.files.report and pathlib.Path(config.files.report).resolve() in taken | {output.resolve()}:

@@ -61,6 +61,7 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    expand(config.questions, "questions")
     config = dataclasses.replace(config, model=local_directory(config.model))
     config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
     shard = shards.parse(config.shard)

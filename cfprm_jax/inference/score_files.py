@@ -58,11 +58,11 @@ def score_files(config: ScoreConfig, log: Callable[[str], None]) -> ScoreSummary
     require_one_prm(config.model, config.checkpoint)
     if not config.input or not config.output:
         raise UserError(f"--{'output' if config.input else 'input'} is empty")
+    files = expand(config.input, "input")
     shard_text = shards.resolve(config.shard, os.environ)
     config = dataclasses.replace(config, model=local_directory(config.model), shard=shard_text)
     shard = shards.parse(config.shard)
     target = pathlib.Path(config.output) if shard is None else shard.path(config.output)
-    files = expand(config.input)
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     model = config.model or config.checkpoint
     fingerprint = {

@@ -58,6 +58,7 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
       UserError: bad input, an engine that fails, or too many cut rollouts. What was rolled is in the log by then.
       RequestsWritten: rollouts are to be made elsewhere first.
     """
+    expand(config.input, "input")
     config = dataclasses.replace(config, model=local_directory(config.model))
     output, base = pathlib.Path(config.output), base_name(config.output)
     fingerprint = {
@@ -117,6 +118,9 @@ def consensus(config: LabelConfig) -> dict[str, Any]:
     Raises:
       UserError: rows without labels, or verdicts that are none.
     """
+    for flag, names in (("input", config.input), ("judge", config.consensus.judge)):
+        if names:
+            expand(names, flag)
     labelled = _labelled_rows(config)
     requests = config.consensus.write_judge_requests
     if requests:

@@ -48,6 +48,7 @@ def execute(config: TrainConfig, processes: Processes, stop_signal: StopSignal) 
     started = time.monotonic()
     log: LogLine = functools.partial(print, flush=True) if processes.first else lambda _: None
     output_dir = pathlib.Path(processes.share(lambda: str(directory.check(config.run.output_dir, config.run.resume))))
+    inputs.require_files(config)
     with contextlib.ExitStack() as stack:
         # The lock comes first: no minutes are spent on a directory that another process trains in.
         if processes.first:

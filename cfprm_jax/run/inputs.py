@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from cfprm_jax.data.candidates import Question, read_candidates
+from cfprm_jax.data.formats import files
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.options import parse_sizes
 from cfprm_jax.huggingface import hub, loading
@@ -42,6 +43,17 @@ class Network(NamedTuple):
     config: PRMConfig
     raw: dict[str, Any]  # the backbone's config.json
     partition: Partition  # what of it is trained
+
+
+def require_files(config: TrainConfig) -> None:
+    """UserError, naming the flag, unless all input files of a run are there; before anything is generated."""
+    for flag, names in (
+        ("train_data", config.train_data),
+        ("eval_data", config.eval.eval_data),
+        ("bon_candidates", (config.eval.bon_candidates,)),
+    ):
+        if any(names) and names != (SYNTHETIC,):
+            files.expand(names, flag)
 
 
 def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:

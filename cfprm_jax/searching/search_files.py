@@ -77,6 +77,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             "--write_requests and --completions are not for search: each request depends on earlier replies"
         )
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    expand(config.questions, "questions")
     config = dataclasses.replace(config, model=local_directory(config.model))
     remote = config.reward.startswith(("http://", "https://"))
     questions = read_question_files(config.questions)

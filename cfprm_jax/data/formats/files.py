@@ -74,11 +74,14 @@ class InputFile:
     size: int
 
 
-def expand(paths: Paths) -> list[InputFile]:
+def expand(paths: Paths, flag: str = "") -> list[InputFile]:
     """The files that paths and glob patterns name, in the order given, a pattern's matches sorted.
 
     A file is called by its last name, or by the whole path where two of them share that. A file named twice is read
     once.
+
+    Args:
+      flag: the flag that names them, for errors; a command calls this before it computes or writes anything.
 
     Raises:
       UserError: nothing matches, or a path is no regular file (a pipe, a device, a directory without saved rows).
@@ -86,18 +89,19 @@ def expand(paths: Paths) -> list[InputFile]:
     given = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not given:
         raise UserError("no input file was named")
+    flag = f"--{flag}=" if flag else ""
     found: dict[pathlib.Path, None] = {}
     for name in given:
         # A name that exists is taken as it is, even where it holds the characters of a pattern.
         matches = [name] if pathlib.Path(name).exists() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         if not matches:
-            raise UserError(f"{name}: no such file" + (" matches" if glob.has_magic(name) else ""))
+            raise UserError(f"{flag}{name}: no such file" + (" matches" if glob.has_magic(name) else ""))
         found.update(dict.fromkeys(map(pathlib.Path, matches)))
     files: dict[pathlib.Path, None] = {}
     for path in found:
-        parts = _saved_dataset(path) if path.is_dir() else [path]
+        parts = _saved_dataset(path, flag) if path.is_dir() else [path]
         for part in parts:
-            check_input(part, str(part))
+            check_input(part, f"{flag}{part}")
         files.update(dict.fromkeys(parts))
     found = files
     names = [path.name for path in found]
@@ -107,15 +111,15 @@ def expand(paths: Paths) -> list[InputFile]:
     ]
 
 
-def _saved_dataset(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The Arrow files of a folder that datasets.save_to_disk wrote, in their order."""
+def _saved_dataset(folder: pathlib.Path, flag: str) -> list[pathlib.Path]:
+    """The Arrow files of a folder that datasets.save_to_disk wrote, in their order; flag begins the errors."""
     splits = folder / "dataset_dict.json"
     if splits.is_file():
         known = sorted(path.parent.name for path in folder.glob("*/state.json"))
-        raise UserError(f"{folder} holds the splits {', '.join(known) or 'of a data set'}: name one, {folder}/SPLIT")
+        raise UserError(f"{flag}{folder} holds the splits {', '.join(known) or 'of a data set'}: name one, {folder}/SPLIT")
     state = folder / "state.json"
     if not state.is_file():
-        raise UserError(f"{folder} is a directory; name files, or a pattern such as {folder}/*.jsonl")
+        raise UserError(f"{flag}{folder} is a directory; name files, or a pattern such as {folder}/*.jsonl")
     try:
         description = json.loads(state.read_text(encoding="utf-8"))
         names = [entry["filename"] for entry in description["_data_files"]]
@@ -123,12 +127,12 @@ def _saved_dataset(folder: pathlib.Path) -> list[pathlib.Path]:
             raise ValueError("no file names in it")
         moved = bool(description.get("_indices_files"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{state}: not what datasets.save_to_disk writes: {error!r:.200}") from error
+        raise UserError(f"{flag}{state}: not what datasets.save_to_disk writes: {error!r:.200}") from error
     if moved:
-        raise UserError(f"{folder} keeps its rows in an order of their own; write it with Dataset.to_json")
+        raise UserError(f"{flag}{folder} keeps its rows in an order of their own; write it with Dataset.to_json")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder / missing[0]}: no such file, and {state.name} names it")
+        raise UserError(f"{flag}{folder / missing[0]}: no such file, and {state.name} names it")
     return [folder / name for name in names]
 
 
