@@ -44,16 +44,29 @@ def results(directory):
 
 
 def test_by_default_the_usual_n_that_every_question_has(tmp_path, capsys):
-    """Nine and eight candidates: 8 alone. Two: both. The rest of 8, 16, 32 and 64 is named; --n=16 is an error."""
+    """Nine and eight candidates: 8 alone. Two: both. The rest of 8, 16, 32 and 64 is named; --n=16 is an error.
+
+    The line of the options has the n that the table has.
+    """
     pair = ([0.9], "1", True), ([0.1], "2", False)
     scored = write(tmp_path / "scored.jsonl", [row("a", *4 * pair), row("b", *4 * pair, pair[0])])
     few = write(tmp_path / "few.jsonl", [row("a", *pair)])
+    uneven = write(tmp_path / "uneven.jsonl", [row("a", *pair), row("b", *pair, pair[0])])
     given = ["--grader=none", "--resamples=100", f"--output_dir={tmp_path / 'out'}"]
-    for path, sizes, left_out in ((scored, [8], "16, 32, 64"), (few, [2], "8, 16, 32, 64")):
+    for path, sizes, left_out, shown in (
+        (scored, [8], "16, 32, 64", "8"),
+        (few, [2], "8, 16, 32, 64", "2, all of the candidates"),
+        (uneven, [2], "8, 16, 32, 64", "2, the fewest candidates of a question"),
+    ):
         assert run(f"--input={path}", *given) == 0
         found = results(tmp_path / "out")
         assert found["config"]["n"] == sizes == sorted({line["n"] for line in found["rows"]})
-        assert f"n = {left_out} left out: not every question has that many" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert f"n = {left_out} left out: not every question has that many" in printed
+        lines = [line for line in printed.splitlines() if line.startswith("best of n   ")]
+        assert lines == [
+            f"best of n   n = {shown}; aggregation min, last, product, mean, the first n, grader none",
+        ]
     assert run(f"--input={scored}", "--n=8,16", *given) == 2
     assert "--n=16: question 'a' has only 8 candidates" in capsys.readouterr().err
 

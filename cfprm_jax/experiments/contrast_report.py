@@ -114,7 +114,7 @@ def contrasts(what: Comparison, results: Results) -> list[PairedDifference]:
 
 
 def tables(what: Comparison, results: Results, found: Sequence[PairedDifference]) -> str:
-    """Accuracy of every treatment and all differences, in Markdown."""
+    """Accuracy of every treatment and all differences, if there are any, in Markdown."""
     head = ["level", "loss", "treatment", "steps", "tokens", *results.tests]
     accuracy = [head]
     for level in results.levels:
@@ -133,15 +133,13 @@ def tables(what: Comparison, results: Results, found: Sequence[PairedDifference]
         title = f"{what.treatments[name].title}, minus {what.treatments[baseline].title}"
         differences.append([level, LOSSES[row], title, *(made.percent("+") for made in by_test.values())])
     seeds = f"{len(results.seeds)} seed{'' if len(results.seeds) == 1 else 's'}"
-    return "\n".join(
-        [
-            f"# {what.title}",
-            "",
-            f"Best-of-N accuracy in %, the mean over n, {seeds}, with 95 % intervals; {what.regime}.",
-            "",
-            table2.padded(accuracy),
-            "Differences, paired by seed and question.",
-            "",
-            table2.padded(differences),
-        ]
-    )
+    lines = [
+        f"# {what.title}",
+        "",
+        f"Best-of-N accuracy in %, the mean over n, {seeds}, with 95 % intervals; {what.regime}.",
+        "",
+        table2.padded(accuracy),
+    ]
+    if found:
+        lines += ["Differences, paired by seed and question.", "", table2.padded(differences)]
+    return "\n".join(lines)

@@ -1,5 +1,7 @@
 """The findings of a grid as tables: what candidates give without a reward model, and a conclusion for each question.
 
+A grid without two treatments to compare, such as one cell, has no findings.
+
 A conclusion is that of a family's pooled difference: "yes" or "no" if its 95 % interval excludes 0. Single differences
 count as shown if the interval of their family excludes 0, in which all of them hold at once (Bonferroni).
 """
@@ -13,9 +15,11 @@ from cfprm_jax.experiments import table2
 from cfprm_jax.experiments.contrasts import Contrast, ContrastFamily, row_title, title
 from cfprm_jax.experiments.intervals import Estimate
 
+NOTHING = "No findings: the grid has no two treatments to compare. controls.md has the accuracy of each cell."
+
 
 def document(seeds: Sequence[int], n: Sequence[int], tests: Mapping[str, Any], found: Sequence[ContrastFamily]) -> str:
-    """Both tables in Markdown.
+    """Both tables in Markdown; one line in place of the second where there is nothing to compare.
 
     Args:
       tests: level -> name of a test set -> its entry in results.json.
@@ -29,7 +33,8 @@ def document(seeds: Sequence[int], n: Sequence[int], tests: Mapping[str, Any], f
     )
     if len(seeds) == 1:
         note += " With one seed the intervals are over questions only."
-    parts = ["# Candidates", _candidates(tests, max(n)), "# Findings", _conclusions(found), note]
+    parts = ["# Candidates", _candidates(tests, max(n))]
+    parts += ["# Findings", _conclusions(found), note] if found else [NOTHING]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cfprm_jax.data.candidates import Question, read_candidates
@@ -62,19 +62,31 @@ def run(config: BonConfig, log: Callable[[str], None]) -> BestOfNResult:
     log(f"candidates  {', '.join(config.input)}")
     if config.input2:
         log(f"compared    with {', '.join(config.input2)}")
-    shown = ", ".join(map(str, config.sizes)) or f"those of {', '.join(map(str, USUAL_SIZES))} that every question has"
-    log(
-        f"best of n   n = {shown}, aggregation {', '.join(config.aggregation)}, "
+    options = (
+        f"aggregation {', '.join(config.aggregation)}, "
         f"{f'{config.draws} draws' if config.draws else 'the first n'}, grader {config.grader}"
     )
+    if config.sizes:
+        log(f"best of n   n = {', '.join(map(str, config.sizes))}; {options}")
     progress = ProgressLine("grading")
     second = _watched(read(config.input2), progress) if config.input2 else None
     result = evaluate(_watched(read(config.input), progress), config, second)
     progress.clear()
+    if not config.sizes:
+        log(f"best of n   n = {_fitted(result.outcome)}; {options}")
     config_files.write_config(config, directory)
     write(result, directory)
     plot.write(result.outcome, directory / results.PLOT)
     return result
+
+
+def _fitted(outcome: Mapping[str, Any]) -> str:
+    """The n that --n=auto came to, which only the candidates determine."""
+    sizes = outcome["config"]["n"]
+    text = ", ".join(map(str, sizes))
+    if set(sizes) <= set(USUAL_SIZES):
+        return text
+    return f"{text}, {'all of the candidates' if [outcome['pool']] == sizes else 'the fewest candidates of a question'}"
 
 
 def evaluate(

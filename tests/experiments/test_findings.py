@@ -36,6 +36,13 @@ def test_one_seed_is_marked(make_results):
     assert "With one seed the intervals are over questions only." in rows(make_results(levels=("some",), seeds=(0,)))[0]
 
 
+def test_a_grid_without_two_treatments_to_compare_has_no_findings(make_results):
+    """One line in place of an empty table with a note on intervals; the candidates stay."""
+    text, lines = rows(make_results(levels=("some",), accuracy={"plain": 0.5}, seeds=(0,)))
+    assert text.endswith(f"\n\n{findings.NOTHING}\n") and list(lines)[-1] == "some"
+    assert "Bonferroni" not in text and "# Findings" not in text and "seed" not in text
+
+
 def test_tables(make_results):
     results = Results(make_results(), "all")
     found = families(results)

@@ -116,7 +116,9 @@ def _saved_dataset(folder: pathlib.Path, flag: str) -> list[pathlib.Path]:
     splits = folder / "dataset_dict.json"
     if splits.is_file():
         known = sorted(path.parent.name for path in folder.glob("*/state.json"))
-        raise UserError(f"{flag}{folder} holds the splits {', '.join(known) or 'of a data set'}: name one, {folder}/SPLIT")
+        raise UserError(
+            f"{flag}{folder} holds the splits {', '.join(known) or 'of a data set'}: name one, {folder}/SPLIT"
+        )
     state = folder / "state.json"
     if not state.is_file():
         raise UserError(f"{flag}{folder} is a directory; name files, or a pattern such as {folder}/*.jsonl")
