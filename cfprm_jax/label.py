@@ -66,8 +66,9 @@ def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
         lines.append(warning)
     if this["share_computed"] is not None:
         lines.append(
-            f"prefill     {this['prompt_tokens_computed']:,} tokens, {this['share_computed']:.1%} of one prefill "
-            "a rollout"
+            f"prefill     {counted(this['prompt_tokens_computed'], 'token')} of prompts, "
+            f"{this['share_computed']:.1%} of one prefill a rollout, and "
+            f"{counted(this.get('padding_tokens_computed', 0), 'token')} of padding"
         )
     print("\n".join([*lines, f"rows        {config.output}"]))
 

@@ -26,7 +26,8 @@ class EngineCounts:
       completions, tokens: sampled.
       live: completions in progress.
       prompt_tokens: tokens of the prompts, each counted once for every completion of it.
-      prefilled: tokens that were computed for prompts; None where another program computes them.
+      prefilled: tokens of prompts that were computed; None where another program computes them.
+      padding: tokens that were computed beside them, to fill blocks; None likewise.
       retries: requests that were sent again.
     """
 
@@ -35,6 +36,7 @@ class EngineCounts:
     live: int = 0
     prompt_tokens: int = 0
     prefilled: int | None = None
+    padding: int | None = None
     retries: int = 0
 
 

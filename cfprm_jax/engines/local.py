@@ -15,7 +15,7 @@ class LocalEngine:
 
     def __init__(self, name: str, policy: Policy, sampler: Sampler) -> None:
         """An engine with the name of the policy."""
-        self.name, self.counts = name, EngineCounts(prefilled=0)
+        self.name, self.counts = name, EngineCounts(prefilled=0, padding=0)
         self.sampler, self._policy = sampler, policy
 
     def complete(
@@ -26,7 +26,7 @@ class LocalEngine:
         def counted() -> None:
             done, counts = self.sampler.counts, self.counts
             counts.completions, counts.tokens, counts.live = done.candidates, done.tokens, done.live
-            counts.prefilled = done.prefilled
+            counts.prefilled, counts.padding = done.prefilled, done.padding
             report()
 
         for place, found in enumerate(self.sampler.sample(prompts, number, counted)):

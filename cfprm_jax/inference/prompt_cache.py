@@ -29,17 +29,17 @@ class PromptCache:
         self._tokens = np.zeros(0, np.int32)
         self.sequence: KeysValues = empty(policy.config, mesh, 1)
 
-    def prefill(self, tokens: Int32[np.ndarray, " length"]) -> int:
+    def prefill(self, tokens: Int32[np.ndarray, " length"]) -> tuple[int, int]:
         """Computes the keys and values of these tokens, except those of shared blocks.
 
         Returns:
-          The number of tokens that were computed, with padding to whole blocks.
+          The number of these tokens that were computed, and of padding tokens that fill the last block.
         """
         both = min(len(tokens), len(self._tokens))
         differing = np.flatnonzero(tokens[:both] != self._tokens[:both])
         shared = int(differing[0]) if len(differing) else both
         if shared == len(tokens):
-            return 0
+            return 0, 0
         self._tokens = tokens
         needed = cache_blocks(len(tokens))
         if needed > self.sequence.blocks:
@@ -51,7 +51,7 @@ class PromptCache:
             self.sequence = _prefill(
                 self._policy.config, self._mesh, self._policy.params, self.sequence, own, block=np.int32(block)
             )
-        return len(padded) - shared // BLOCK * BLOCK
+        return len(tokens) - shared // BLOCK * BLOCK, len(padded) - len(tokens)
 
 
 def cache_blocks(columns: int) -> int:

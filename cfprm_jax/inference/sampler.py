@@ -68,13 +68,14 @@ class Sampling:
 
 @dataclasses.dataclass
 class SamplingCounts:
-    """What was done so far; prefilled are the tokens that were computed for prompts, padding among them."""
+    """What was done so far; prefilled are tokens of prompts that were computed, and padding those beside them."""
 
     candidates: int = 0
     tokens: int = 0
     live: int = 0
     steps: int = 0
     prefilled: int = 0
+    padding: int = 0
 
 
 class _Static(NamedTuple):
@@ -153,7 +154,9 @@ class _Cache:
 
     def start(self, prompt: Int32[np.ndarray, " length"], rows: Sequence[int]) -> None:
         """Put a prompt's keys and values into rows; its last token is left for the first decode step."""
-        self._counts.prefilled += self._prompt.prefill(prompt[:-1])
+        computed, padding = self._prompt.prefill(prompt[:-1])
+        self._counts.prefilled += computed
+        self._counts.padding += padding
         self.fit(len(prompt), shrink=False)
         # Few sizes, each compiled once; numbers beyond the last row are dropped.
         count = 4

@@ -218,6 +218,7 @@ class _Labeller:
                 "tokens": engine.tokens,
                 "prompt_tokens_one_prefill_a_rollout": engine.prompt_tokens,
                 "prompt_tokens_computed": engine.prefilled,
+                "padding_tokens_computed": engine.padding,
                 "share_computed": engine.prefilled / engine.prompt_tokens
                 if engine.prefilled is not None and engine.prompt_tokens
                 else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jax
 import pytest
@@ -11,6 +12,8 @@ pytest.importorskip("torch")
 from tiny_policies import write_language_model
 
 from cfprm_jax import flags, label
+from cfprm_jax.config import SYSTEM_PROMPT
+from cfprm_jax.engines.engine import PrefixEncoder, open_tokenizer
 from cfprm_jax.labelling.options import LabelConfig
 
 STEPS = ["three+two=five", "five-four=one", "so=one", "answer=one"]
@@ -48,7 +51,10 @@ def test_counts_depend_on_seed_and_prefix_alone_and_prefixes_are_computed_once(p
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, arguments in (("eight", ("--rollouts=8",)), ("four", ("--rollouts=4", "--questions_at_once=1"))):
         assert run(policy, source, tmp_path / f"{name}.jsonl", *arguments) == 0
-    assert "of one prefill a rollout" in capsys.readouterr().out
+    assert re.search(
+        r"prefill +\d+ tokens of prompts, \d+\.\d% of one prefill a rollout, and \d+ tokens of padding",
+        capsys.readouterr().out,
+    )
     eight, four = (
         {row["name"]: row for row in map(json.loads, (tmp_path / f"{name}.rollouts.jsonl").read_text().splitlines())}
         for name in ("eight", "four")
@@ -60,8 +66,15 @@ def test_counts_depend_on_seed_and_prefix_alone_and_prefixes_are_computed_once(p
     summary = json.loads((tmp_path / "eight.label.json").read_text())
     this = summary["this_run"]
     assert this["rollouts"] == summary["rollouts"] == 48
-    # A block a question, whose longest prefix holds the others.
-    assert this["prompt_tokens_computed"] == 2 * 128 < this["prompt_tokens_one_prefill_a_rollout"]
+    # The longest prompt of each question, which holds the others, without its last token; one block, padded.
+    encoder = PrefixEncoder(open_tokenizer(policy)[0], 1000, SYSTEM_PROMPT)
+    prompts = [
+        [encoder.encode(row["question"], "\n\n".join([*STEPS[:size], ""])) for size in (1, 2, 3)] for row in rows
+    ]
+    computed = sum(len(longest) - 1 for *_, longest in prompts)
+    assert (this["prompt_tokens_computed"], this["padding_tokens_computed"]) == (computed, 2 * 128 - computed)
+    each = 8 * sum(len(prompt) for of_question in prompts for prompt in of_question)
+    assert (this["prompt_tokens_one_prefill_a_rollout"], this["share_computed"]) == (each, computed / each)
     # A log of which the last rows are missing is completed to the same bytes.
     log, output = tmp_path / "eight.rollouts.jsonl", tmp_path / "eight.jsonl"
     expected = output.read_bytes()
