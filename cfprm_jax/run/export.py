@@ -112,8 +112,8 @@ def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) 
 
 
 def _base_model(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) -> str:
-    options = model_card.read_training(_checkpoint(config, step)).options
-    return config.base_model or model_card.hub_name(options.get("model", ""), loaded.config.backbone.to_hf())
+    training = model_card.read_training(_checkpoint(config, step))
+    return config.base_model or model_card.base_model(training, loaded.config.backbone.to_hf())
 
 
 def _shown(progress: ProgressLine) -> Callable[[int, int], None]:

@@ -14,6 +14,7 @@ from cfprm_jax.config import EncodingConfig
 from cfprm_jax.models.families import family_of
 from cfprm_jax.report import results, tables
 from cfprm_jax.run import directory, summary
+from cfprm_jax.run.options import SYNTHETIC
 
 # Of a run of train: where its Best-of-N results are, if it was given candidates.
 _BEST_OF_N = pathlib.Path("best_of_n") / "results.json"
@@ -56,6 +57,11 @@ class Training:
     trained: Mapping[str, int] = dataclasses.field(default_factory=dict)
     held_out: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     best_of_n: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def random_start(self) -> bool:
+        """Whether the run began from random weights; the network of --model=synthetic has no others."""
+        return self.options.get("init") == "random" or self.options.get("model") == SYNTHETIC
 
 
 def read_training(path: str | pathlib.Path) -> Training:
@@ -117,6 +123,11 @@ def hub_name(backbone: str, raw: Mapping[str, Any]) -> str:
     name = str(raw.get("_name_or_path", ""))
     # Any other ORGANISATION/NAME may be a path of the machine on which it was saved.
     return name if re.fullmatch(r"Qwen/[\w.-]+", name) else ""
+
+
+def base_model(training: Training, raw: Mapping[str, Any]) -> str:
+    """The :func:`hub_name` of the backbone that training started from; "" for random weights, which are of no model."""
+    return "" if training.random_start else hub_name(training.options.get("model", ""), raw)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -281,7 +292,8 @@ def _training(training: Training, base_model: str) -> Iterator[str]:
     of = f" of {training.num_steps:,}" if training.num_steps else ""
     lines = [("checkpoint", f"after step {training.step:,}{of}")]
     if base_model or options:
-        lines.append(("backbone", base_model or pathlib.Path(options["model"]).name))
+        start = ", from random weights" if training.random_start else ""
+        lines.append(("backbone", (base_model or pathlib.Path(options["model"]).name) + start))
     if options:
         lines += _options(options)
     if training.trained:
@@ -303,6 +315,12 @@ def _training(training: Training, base_model: str) -> Iterator[str]:
         for name, number in training.held_out.items():
             yield f"| {name.removeprefix('eval_').replace('_', ' ')} | {_shown(number)} |"
         yield ""
+    if options and not training.held_out and not training.best_of_n:
+        yield "## Evaluation\n"
+        yield (
+            "This checkpoint was not evaluated: its training run has no metrics of held-out questions up to it, and no "
+            "Best-of-N results.\n"
+        )
     if training.best_of_n:
         yield "## Best-of-N\n"
         yield results.caption(training.best_of_n) + "\n"

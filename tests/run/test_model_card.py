@@ -136,6 +136,34 @@ def test_an_older_checkpoint_does_not_boast_of_the_newest(run):
     assert "| backbone | 0a1b |" in text
 
 
+@pytest.mark.parametrize(
+    ("options", "backbone"),
+    [
+        ({"model": "synthetic", "init": "random"}, "synthetic, from random weights"),
+        ({"model": "synthetic", "init": "pretrained"}, "synthetic, from random weights"),
+        ({"model": "models/Qwen2.5-0.5B", "init": "random"}, "Qwen2.5-0.5B, from random weights"),
+        ({"model": "models/Qwen2.5-0.5B", "init": "pretrained"}, "Qwen2.5-0.5B"),
+    ],
+)
+def test_random_weights_at_the_start_are_named(run, options, backbone):
+    training = model_card.read_training(run)
+    training = dataclasses.replace(training, options={**training.options, **options})
+    assert f"| backbone | {backbone} |" in card_of(training)
+    random = backbone.endswith("random weights")
+    base_model = model_card.base_model(training, {"_name_or_path": "Qwen/Qwen2.5-0.5B"})
+    assert (training.random_start, base_model) == (random, "" if random else "Qwen/Qwen2.5-0.5B")
+
+
+def test_a_checkpoint_that_was_not_evaluated(run):
+    """The card has a line in place of metrics; not where it has any, nor where it has no description of the run."""
+    training = model_card.read_training(run)
+    note = "\n## Evaluation\n\nThis checkpoint was not evaluated: its training run has no metrics of held-out questions"
+    for held_out, best_of_n, noted in (({}, {}, True), (training.held_out, {}, False), ({}, RESULTS, False)):
+        text = card_of(dataclasses.replace(training, held_out=held_out, best_of_n=best_of_n))
+        assert (note in text) is noted and ("Held-out" in text) is bool(held_out)
+    assert note not in card_of(model_card.Training(step=7))
+
+
 def test_a_run_without_a_description():
     text = card_of(model_card.Training(step=7))
     assert "| checkpoint | after step 7 |" in text
