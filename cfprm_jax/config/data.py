@@ -104,7 +104,13 @@ class GranularityConfig(Options):
         "--c_max.",
         kind="list",
     )
-    epochs_per_granularity: int = option(1, "Epochs over the data at each granularity.", lower=1, upper=1000)
+    epochs_per_granularity: int = option(
+        1,
+        "Passes over the data at each granularity. A small corpus needs more than one: 20 trajectories in batches of 8 "
+        "are 3 optimizer steps a pass.",
+        lower=1,
+        upper=1000,
+    )
     schedule: str = option(
         "coarse_to_fine",
         "Order of the granularities: coarse_to_fine as given, fine_to_coarse reversed, shuffled mixed.",
@@ -152,8 +158,9 @@ class EncodingConfig(Options):
     )
     marker: str = option(
         MARKER,
-        "Step marker: the token at which a step's score is read. auto is <extra_0>; in a tokenizer without it, a "
-        "reserved token is renamed to it.",
+        "Step marker: the token after each step at which its score is read, one added token of the tokenizer. auto is "
+        "<extra_0>; in a tokenizer without it, a reserved token is renamed to it. Set it for tokenizers without a "
+        "reserved token (docs/encodings.md).",
     )
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template.")
 
@@ -194,7 +201,11 @@ class PackingConfig(Options):
         upper=256,
     )
     batch_size: int = option(
-        32, "Global batch size: trajectories per optimizer step, over all devices.", lower=1, upper=1 << 16
+        32,
+        "Global batch size: trajectories per optimizer step, over all devices. Lower it for a corpus of few "
+        "trajectories, which otherwise gives few steps.",
+        lower=1,
+        upper=1 << 16,
     )
     batch_tokens: int = option(
         0,

@@ -97,7 +97,7 @@ class ExperimentConfig(Options):
         "all", "Candidates of Best-of-N: the mean over all subsets of n, or the first n, as bon.", choices=SUBSETS
     )
     margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0, upper=1000.0)
-    epochs_per_granularity: int = option(1, "Epochs over the data at each granularity.", lower=1, upper=1000)
+    epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1, upper=1000)
     window_tail: str = option(
         "keep", "Whether to keep a last window that is shorter than the others.", choices=("keep", "drop")
     )

@@ -116,7 +116,8 @@ def marker_id(tokenizer: transformers.PreTrainedTokenizerBase, marker: str) -> i
         reserve = ", and it has no reserved token to rename" if marker == MARKER else ""
         raise UserError(
             f"--marker={marker!r} is not exactly one token of the tokenizer in {tokenizer.name_or_path}: it gives the "
-            f"ids {ids}{reserve}. Name one of its added tokens, or add {marker!r} to its tokenizer.json"
+            f"ids {ids}{reserve}. Name one of its added tokens, or add {marker!r} to its tokenizer "
+            "(docs/encodings.md#marker)"
         )
     return found
 

@@ -75,7 +75,8 @@ def test_a_named_marker_renames_nothing(with_token):
 
 
 def test_without_a_token_in_reserve_it_is_refused(with_token):
-    with pytest.raises(UserError, match=r"'<extra_0>' is not exactly one token .*it has no reserved token to rename"):
+    refused = r"'<extra_0>' is not exactly one token .*it has no reserved token to rename.*docs/encodings.md#marker"
+    with pytest.raises(UserError, match=refused):
         load_tokenizer(with_token("<|other|>"))
 
 
