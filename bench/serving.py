@@ -48,7 +48,7 @@ def ask(address: tuple[str, int], path: str, body: Any) -> Any:
     """One POST; RuntimeError unless its status is 200."""
     connection = http.client.HTTPConnection(*address, timeout=300)
     with contextlib.closing(connection):
-        connection.request("POST", path, json.dumps(body))
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         content = response.read()
         if response.status != 200:
