@@ -68,7 +68,7 @@ def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
         lines.append(
             f"prefill     {counted(this['prompt_tokens_computed'], 'token')} of prompts, "
             f"{this['share_computed']:.1%} of one prefill a rollout, and "
-            f"{counted(this.get('padding_tokens_computed', 0), 'token')} of padding"
+            f"{counted(this['padding_tokens_computed'], 'token')} of padding"
         )
     print("\n".join([*lines, f"rows        {config.output}"]))
 

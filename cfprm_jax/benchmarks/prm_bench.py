@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax.benchmarks.options import PRMBenchConfig
-from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.formats.files import require
 from cfprm_jax.data.questions import read_questions
 from cfprm_jax.data.step_cases import CONTROL, PUBLISHED, Case, Cases, read_cases
 from cfprm_jax.errors import UserError
@@ -52,9 +52,7 @@ def run(config: PRMBenchConfig, log: Log) -> dict[str, Any] | None:
     if config.shard and not (config.model or config.checkpoint):
         raise UserError("--shard needs --model or --checkpoint")
     directory = output_paths.require_new_directory("--output_dir", config.output_dir)
-    for flag in ("input", "exclude_questions", "scores", "scores2", "merge"):
-        if names := getattr(config, flag):
-            expand(names, flag)
+    require(**{flag: getattr(config, flag) for flag in ("input", "exclude_questions", "scores", "scores2", "merge")})
     config = dataclasses.replace(config, model=local_directory(config.model))
     found = read_cases(config.input)
     excluded = read_questions(config.exclude_questions) if config.exclude_questions else None

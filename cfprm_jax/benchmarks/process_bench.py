@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cfprm_jax.benchmarks.options import ProcessBenchConfig
-from cfprm_jax.data.formats.files import expand, rows
+from cfprm_jax.data.formats.files import expand, require, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import diagnostics
 from cfprm_jax.evaluation.first_error import NO_ERROR, Accuracies, LabelledSolution, accuracies, predict, tune
@@ -46,9 +46,7 @@ def run(config: ProcessBenchConfig, log: Log) -> dict[str, Any] | None:
     if config.shard and not named:
         raise UserError("--shard needs --model or --checkpoint")
     output_paths.require_new_directory("--output_dir", config.output_dir)
-    for flag, names in (("input", config.input), ("merge", config.merge)):
-        if names:
-            expand(names, flag)
+    require(input=config.input, merge=config.merge)
     config = dataclasses.replace(config, model=local_directory(config.model))
     found = list(read(config.input))
     subsets = list(dict.fromkeys(row["subset"] for row in found))

@@ -26,6 +26,7 @@ from cfprm_jax.config import Granularity, GranularityConfig
 from cfprm_jax.data import formats
 from cfprm_jax.data.corpus_report import DistinctCounts, LabelCounts, TokenCounts, unlimited
 from cfprm_jax.data.formats import ReadReport
+from cfprm_jax.data.formats.files import require
 from cfprm_jax.data.preparing_options import PrepareConfig
 from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
@@ -182,8 +183,7 @@ def _check(config: PrepareConfig) -> None:
     if output.suffix == ".parquet":
         raise UserError(f"--output={output}: expected the name of a JSON lines file, NAME.jsonl or NAME.jsonl.gz")
     taken = {file.path.resolve() for file in formats.expand(config.files.input, "input")}
-    if config.files.exclude_questions:
-        formats.expand(config.files.exclude_questions, "exclude_questions")
+    require(exclude_questions=config.files.exclude_questions)
     if output.resolve() in taken:
         raise UserError(f"--output={output} is also an input")
     if config.files.report and pathlib.Path(config.files.report).resolve() in taken | {output.resolve()}:

@@ -61,7 +61,7 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
-    expand(config.questions, "questions")
+    files = expand(config.questions, "questions")
     config = dataclasses.replace(config, model=local_directory(config.model))
     config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
     shard = shards.parse(config.shard)
@@ -70,7 +70,7 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
     questions = [question for question in every if shard is None or shard.owns(question.question)]
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
-        "questions": digests.of_paths([file.path for file in expand(config.questions)]),
+        "questions": digests.of_paths([file.path for file in files]),
     }
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
     total = len(questions) * config.num_candidates

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cfprm_jax.config import LARGEST_SEED, MOST_CANDIDATES
-from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.formats.files import require
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import contrast_report, frontier_report, real_report, report, search_report
 from cfprm_jax.experiments.grid import Cell, cells, frontier_cells, label_cells, oracle_cells, search_cells
@@ -45,7 +45,7 @@ def run(config: ExperimentConfig, log: Log) -> ExperimentSummary:
         return _run_real(config, log)
     grid, materials = plan(config)
     if materials.laboratory is None:
-        _require_files(("train_data", config.train_data), ("tests", tuple(map(str, materials.tests.values()))))
+        require(train_data=config.train_data, tests=tuple(map(str, materials.tests.values())))
     directory = pathlib.Path(config.output_dir)
     options = config_files.as_dict(config)
     output_paths.require_directory(f"--output_dir={directory}", directory)
@@ -82,11 +82,12 @@ def _run_real(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     seeds, sizes = _numbers(config)
     if config.train_data == (LABORATORY,) or config.tests:
         raise UserError("--grid=real needs --train_data, a labelled corpus, and --pool in place of --tests")
-    _require_files(
-        ("train_data", config.train_data),
-        ("heldout_data", config.real.heldout_data),
-        ("pool", (config.real.pool,)),
-        ("process_bench", config.real.process_bench),
+    real = config.real
+    require(
+        train_data=config.train_data,
+        heldout_data=real.heldout_data,
+        pool=real.pool,
+        process_bench=real.process_bench,
     )
     grid = real_cells(config.rows, config.real.real_treatments, seeds)
     directory = pathlib.Path(config.output_dir)
@@ -110,13 +111,6 @@ def _run_real(config: ExperimentConfig, log: Log) -> ExperimentSummary:
 
         text = report_on(runner.run(grid, after=report_on))
     return ExperimentSummary(text, len(grid), real_report.FILES)
-
-
-def _require_files(*inputs: tuple[str, tuple[str, ...]]) -> None:
-    """UserError, naming the flag, unless the files of all (flag, files) are there."""
-    for flag, names in inputs:
-        if any(names):
-            expand(names, flag)
 
 
 def _numbers(config: ExperimentConfig) -> tuple[list[int], tuple[int, ...]]:

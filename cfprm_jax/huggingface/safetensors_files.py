@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import io
 import json
 import math
@@ -238,14 +237,8 @@ def fingerprint(tensors: Iterable[StoredTensor]) -> str:
 
 
 def _identity(tensor: StoredTensor) -> bytes:
-    digest = hashlib.sha256()
-    left = math.prod(tensor.shape) * _BITS[tensor.dtype] // 8
-    with tensor.file.open("rb") as file:
-        file.seek(tensor.offset)
-        while left and (piece := file.read(min(left, _CHUNK_BYTES))):
-            digest.update(piece)
-            left -= len(piece)
-    return json.dumps([tensor.name, tensor.dtype, tensor.shape, digest.hexdigest()]).encode()
+    digest = digests.of_span(tensor.file, tensor.offset, math.prod(tensor.shape) * _BITS[tensor.dtype] // 8)
+    return json.dumps([tensor.name, tensor.dtype, tensor.shape, digest]).encode()
 
 
 @dataclasses.dataclass(frozen=True)

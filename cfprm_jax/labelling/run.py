@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
-from cfprm_jax.data.formats.files import expand, rows
+from cfprm_jax.data.formats.files import expand, require, rows
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.engines import options as engines
 from cfprm_jax.engines.batch import BatchEngine, RequestsWritten
@@ -58,12 +58,12 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
       UserError: bad input, an engine that fails, or too many cut rollouts. What was rolled is in the log by then.
       RequestsWritten: rollouts are to be made elsewhere first.
     """
-    expand(config.input, "input")
+    files = expand(config.input, "input")
     config = dataclasses.replace(config, model=local_directory(config.model))
     output, base = pathlib.Path(config.output), base_name(config.output)
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
-        "input": digests.of_paths([file.path for file in expand(config.input)]),
+        "input": digests.of_paths([file.path for file in files]),
     }
     if output.exists() and config.resume == "never":
         raise UserError(f"--output={output} already exists: choose another file, or remove it")
@@ -118,9 +118,7 @@ def consensus(config: LabelConfig) -> dict[str, Any]:
     Raises:
       UserError: rows without labels, or verdicts that are none.
     """
-    for flag, names in (("input", config.input), ("judge", config.consensus.judge)):
-        if names:
-            expand(names, flag)
+    require(input=config.input, judge=config.consensus.judge)
     labelled = _labelled_rows(config)
     requests = config.consensus.write_judge_requests
     if requests:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cfprm_jax.data.candidates import Question, read_candidates
-from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.formats.files import require
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics, equal_cost
 from cfprm_jax.evaluation.options import USUAL_SIZES, BonConfig, fitting_sizes
@@ -56,9 +56,7 @@ def run(config: BonConfig, log: Callable[[str], None]) -> BestOfNResult:
         raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
     directory = pathlib.Path(config.output_dir)
     _check_directory(directory)
-    for flag, names in (("input", config.input), ("input2", config.input2)):
-        if names:
-            expand(names, flag)
+    require(input=config.input, input2=config.input2)
     log(f"candidates  {', '.join(config.input)}")
     if config.input2:
         log(f"compared    with {', '.join(config.input2)}")

@@ -47,13 +47,12 @@ class Network(NamedTuple):
 
 def require_files(config: TrainConfig) -> None:
     """UserError, naming the flag, unless all input files of a run are there; before anything is generated."""
-    for flag, names in (
-        ("train_data", config.train_data),
-        ("eval_data", config.eval.eval_data),
-        ("bon_candidates", (config.eval.bon_candidates,)),
-    ):
-        if any(names) and names != (SYNTHETIC,):
-            files.expand(names, flag)
+    train, candidates = config.train_data, config.eval.bon_candidates
+    files.require(
+        train_data=() if train == (SYNTHETIC,) else train,
+        eval_data=config.eval.eval_data,
+        bon_candidates="" if candidates == SYNTHETIC else candidates,
+    )
 
 
 def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:

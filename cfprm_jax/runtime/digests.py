@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -53,6 +54,12 @@ def of_file(path: str | pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def of_span(path: pathlib.Path, begin: int, size: int) -> str:
+    """SHA-256 of some bytes of a file, read once in a process unless the file changes: weights are gigabytes."""
+    about = path.stat()
+    return _of_span(path, begin, size, (about.st_ino, about.st_size, about.st_mtime_ns))
+
+
 def of_paths(paths: Iterable[pathlib.Path]) -> str:
     """SHA-256 of files, and of folders of files: names in a folder, sizes, and contents.
 
@@ -64,6 +71,17 @@ def of_paths(paths: Iterable[pathlib.Path]) -> str:
 def raw(text: str) -> bytes:
     """The 32 bytes of the digest of a text in UTF-8."""
     return hashlib.sha256(text.encode()).digest()
+
+
+@functools.cache
+def _of_span(path: pathlib.Path, begin: int, size: int, version: tuple[int, ...]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(begin)
+        while size and (piece := file.read(min(size, _READ))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.hexdigest()
 
 
 def _parts(path: pathlib.Path) -> Iterator[bytes]:

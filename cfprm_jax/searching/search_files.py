@@ -77,14 +77,14 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             "--write_requests and --completions are not for search: each request depends on earlier replies"
         )
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
-    expand(config.questions, "questions")
+    files = expand(config.questions, "questions")
     config = dataclasses.replace(config, model=local_directory(config.model))
     remote = config.reward.startswith(("http://", "https://"))
     questions = read_question_files(config.questions)
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
         "reward": config.reward if remote else digests.of_paths([_existing(config.reward)]),
-        "questions": digests.of_paths([file.path for file in expand(config.questions)]),
+        "questions": digests.of_paths([file.path for file in files]),
     }
     with (
         session.opened(config.device) as (chosen, mesh),

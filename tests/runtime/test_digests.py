@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 from cfprm_jax.runtime import digests
 
@@ -28,3 +29,13 @@ def test_every_byte_of_a_large_file_counts(tmp_path) -> None:
         path.write_bytes(changed)
         seen.add(digests.of_paths([path]))
     assert len(seen) == 5
+
+
+def test_a_span_is_read_again_after_the_file_has_changed(tmp_path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abcdef")
+    assert digests.of_span(path, 1, 3) == digests.of_span(path, 1, 3) == digests.of_text("bcd")
+    path.write_bytes(b"abXdef")
+    os.utime(path, ns=(0, 0))
+    assert digests.of_span(path, 1, 3) == digests.of_text("bXd")
+    assert digests.of_span(path, 4, 99) == digests.of_text("ef")

@@ -81,7 +81,7 @@ def expand(paths: Paths, flag: str = "") -> list[InputFile]:
     once.
 
     Args:
-      flag: the flag that names them, for errors; a command calls this before it computes or writes anything.
+      flag: the flag that names them, for errors.
 
     Raises:
       UserError: nothing matches, or a path is no regular file (a pipe, a device, a directory without saved rows).
@@ -109,6 +109,16 @@ def expand(paths: Paths, flag: str = "") -> list[InputFile]:
         InputFile(path, _shown(path.name if names.count(path.name) == 1 else str(path)), path.stat().st_size)
         for path in found
     ]
+
+
+def require(**named: Paths) -> None:
+    """UserError, naming the flag, unless the files of each flag are there; a flag that is empty names none.
+
+    A command calls this before it computes or writes anything.
+    """
+    for flag, paths in named.items():
+        if paths:
+            expand(paths, flag)
 
 
 def _saved_dataset(folder: pathlib.Path, flag: str) -> list[pathlib.Path]:
