@@ -27,7 +27,8 @@ def main(config: LabelConfig) -> int:
     """The command. See :class:`LabelConfig`."""
     judging = config.what.method == "consensus"
     requests_only = judging and bool(config.consensus.write_judge_requests)
-    for name in ("input", *(() if judging else ("model",)), *(() if requests_only else ("output",))):
+    required = () if config.merge else ("input",) if judging else ("input", "model")
+    for name in (*required, *(() if requests_only else ("output",))):
         if not getattr(config, name):
             raise UserError(f"--{name} is empty")
     if judging and not (requests_only or config.consensus.judge):
@@ -35,6 +36,11 @@ def main(config: LabelConfig) -> int:
     if not requests_only:
         check_output(config.output, "--output")
         output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    if config.merge:
+        if judging or config.shard:
+            raise UserError("--merge samples nothing: leave out --shard and --method=consensus")
+        _show(config, run.merge(config, functools.partial(print, flush=True)))
+        return 0
     if judging:
         _show_consensus(config, run.consensus(config))
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pathlib
 import threading
@@ -252,6 +253,98 @@ def test_bad_rows_name_the_line_and_may_be_skipped(world, policy, tmp_path, caps
         capsys.readouterr()
         assert run(world, tmp_path / "b.jsonl", f"--engine={url}", "--max_bad_rows=1", source=source) == 0
     assert len(lines(tmp_path / "b.jsonl")) == 1 and len(summary(tmp_path / "b.jsonl")["bad_rows"]) == 1
+
+
+SHARES = 5
+
+
+@pytest.mark.parametrize("arguments", [(), ("--method=tree", "--searches=2", "--write=math_aps")])
+def test_shares_merged_are_the_bytes_of_one_process(world, tokenizer, tmp_path, capsys, arguments) -> None:
+    """The shares are made without each other, one of them in two parts after a failure; the merge asks no policy."""
+    given = ("--rollouts=4", *arguments)
+    whole, output, merged = (tmp_path / f"{name}.jsonl.gz" for name in ("whole", "shared", "merged"))
+    with serving(WorldPolicy(tokenizer)) as url:
+        assert run(world, whole, f"--engine={url}", *given) == 0
+    policy, left = WorldPolicy(tokenizer), [30]
+
+    def failing(body):
+        left[0] -= 1
+        return policy(body) if left[0] >= 0 else (500, b"dead")
+
+    merge = (f"--merge={tmp_path}/shared.*.jsonl.gz", f"--output={merged}")
+    with serving(failing) as url:
+        codes = [run(world, output, f"--engine={url}", *given, f"--shard={one}/{SHARES}") for one in range(SHARES)]
+        assert set(codes) == {0, 2}
+        capsys.readouterr()
+        assert flags.run(LabelConfig, label.main, ["label", *merge]) == 2
+        error = capsys.readouterr().err
+        assert "parts are missing" in error
+        assert arguments or ".rollouts.jsonl.partial is not finished" in error
+        left[0] = 10**6
+        for one in range(SHARES):
+            assert run(world, output, f"--engine={url}", *given, f"--shard={one}/{SHARES}", "--resume=auto") == 0
+    sizes = [len(gzip.decompress(part.read_bytes())) for part in sorted(tmp_path.glob("shared.*.jsonl.gz"))]
+    assert len(sizes) == SHARES and 0 in sizes, "no share without a question"
+    requests = len(policy.requests)
+    assert flags.run(LabelConfig, label.main, ["label", *merge]) == 0
+    assert len(policy.requests) == requests
+    assert merged.read_bytes() == whole.read_bytes()
+    one, other = (json.loads((tmp_path / f"{name}.label.json").read_text()) for name in ("whole", "merged"))
+    assert other["this_run"]["rollouts"] == 0
+    assert {**one, "config": 0, "this_run": 0} == {**other, "config": 0, "this_run": 0}
+    logs = [lines(tmp_path / f"{name}.rollouts.jsonl") for name in ("whole", "merged")]
+    assert sorted(map(json.dumps, logs[0])) == sorted(map(json.dumps, logs[1]))
+    # The merged files are those of one process, which has nothing left to do.
+    before = merged.stat()
+    assert run(world, merged, "--engine=http://127.0.0.1:9", *given, "--resume=auto") == 0
+    assert merged.stat() == before and "is complete already" in capsys.readouterr().out
+
+
+def test_parts_that_do_not_belong_together(world, policy, tmp_path, capsys) -> None:
+    with serving(policy) as url:
+        for share in range(2):
+            assert run(world, tmp_path / "p.jsonl", f"--engine={url}", "--rollouts=2", f"--shard={share}/2") == 0
+        assert run(world, tmp_path / "other.jsonl", f"--engine={url}", "--rollouts=3", "--shard=1/2") == 0
+    merged = tmp_path / "merged.jsonl"
+
+    def refused(message: str, *arguments: str) -> None:
+        given = arguments or (f"--merge={tmp_path}/p.*.jsonl",)
+        assert flags.run(LabelConfig, label.main, ["label", f"--output={merged}", *given]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+        assert not merged.exists()
+
+    part = tmp_path / "p.00001-of-00002.jsonl"
+    refused("1 of 2 parts are missing: 1/2", f"--merge={tmp_path}/p.00000-of-00002.jsonl")
+    refused("--rollouts (", f"--merge={tmp_path}/p.00000-of-00002.jsonl,{tmp_path}/other.00001-of-00002.jsonl")
+    refused("leave out --shard", f"--merge={part}", "--shard=0/2")
+    refused("were scored from other contents", f"--merge={tmp_path}/p.*.jsonl", f"--input={part}")
+    beside = tmp_path / "p.00001-of-00002.label.json"
+    content = beside.read_text()
+    beside.write_text(json.dumps({**json.loads(content), "policy": "another"}))
+    refused("is of the policy 'scripted', ")
+    beside.unlink()
+    refused("run that share again with --resume=auto")
+    beside.write_text(content)
+    log = tmp_path / "p.00001-of-00002.rollouts.jsonl"
+    content = log.read_bytes()
+    log.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+    refused("the parts lack 2 rollouts of")
+    log.write_bytes(content[:-20] + b"\n")
+    refused(f"{log.name}:")
+    log.write_bytes(content)
+    assert flags.run(LabelConfig, label.main, ["label", f"--output={merged}", f"--merge={tmp_path}/p.*.jsonl"]) == 0
+
+
+def test_what_a_row_does_not_depend_on_may_change_on_resume(world, tmp_path, capsys) -> None:
+    """More cut rollouts may be allowed without rolling again."""
+    output = tmp_path / "out.jsonl"
+    with serving(lambda body: (200, reply("answer=one", finish="length"))) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=2") == 2
+        assert "--max_truncated=0.5" in capsys.readouterr().err
+        rolled = lines(tmp_path / "out.rollouts.jsonl.partial")
+        assert run(world, output, f"--engine={url}", "--rollouts=2", "--max_truncated=1", "--resume=auto") == 0
+    assert lines(tmp_path / "out.rollouts.jsonl") == rolled
 
 
 def test_prefixes_that_are_too_long_and_solutions_without_steps(world, policy, tmp_path) -> None:

@@ -43,6 +43,7 @@ from cfprm_jax.config.shared import (
     SYSTEM_PROMPT,
     Granularity,
     decode_escapes,
+    finest_first,
     parse_granularity,
 )
 from cfprm_jax.config.training import EvalConfig, LossConfig, OptimizerConfig
@@ -93,5 +94,6 @@ __all__ = [
     "RunConfig",
     "ScoringConfig",
     "decode_escapes",
+    "finest_first",
     "parse_granularity",
 ]

@@ -66,6 +66,11 @@ def parse_granularity(text: str) -> Granularity:
         raise UserError(f"{error}, nor one of {', '.join(NAMED_GRANULARITIES)}") from None
 
 
+def finest_first(granularity: Granularity) -> tuple[bool, int | str]:
+    """Sort key: sizes, finest first, then "given", then "whole"."""
+    return isinstance(granularity, str), granularity
+
+
 def decode_escapes(text: str) -> str:
     r"""Backslash-n, -t, -r and -backslash as typed in a shell or a flag file are decoded."""
     plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}

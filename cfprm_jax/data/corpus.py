@@ -28,7 +28,7 @@ from typing import Any
 
 import transformers
 
-from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig, parse_granularity
+from cfprm_jax.config import EncodingConfig, Granularity, GranularityConfig, ReadConfig, finest_first, parse_granularity
 from cfprm_jax.data import corpus_build
 from cfprm_jax.data.corpus_files import (
     FORMAT,
@@ -77,7 +77,7 @@ class Corpus:
     @property
     def granularities(self) -> tuple[Granularity, ...]:
         """The granularities of the corpus: sizes, finest first, then "given", then "whole"."""
-        return tuple(sorted(self._readers, key=lambda g: (isinstance(g, str), g)))
+        return tuple(sorted(self._readers, key=finest_first))
 
     def __getitem__(self, granularity: Granularity) -> GranularityReader:
         """The trajectories at one granularity, a sequence of Encoded."""

@@ -49,6 +49,11 @@ class EngineConfig(Options):
         if self.engine and (self.write_requests or self.completions):
             raise UserError("--engine samples at once, --write_requests and --completions work with files: give one")
 
+    def check_shard(self, shard: str) -> None:
+        """UserError where all shares would write their requests into one file."""
+        if shard and self.write_requests:
+            raise UserError("--write_requests writes the requests of all questions: leave out --shard")
+
     @property
     def batch(self) -> bool:
         """Whether rollouts come from files."""

@@ -60,3 +60,7 @@ class SampleConfig(Options):
     )
     engines: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.engines.check_shard(self.shard)

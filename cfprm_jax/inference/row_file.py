@@ -31,6 +31,7 @@ RESOLVED = "resolved"
 FREE_FLAGS = frozenset(
     {
         *("resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"),
+        *("max_truncated", "max_bad_rows", "grader_processes"),
         *("engine", "concurrency", "request_seconds", "request_retries", "write_requests", "completions"),
     }
 )

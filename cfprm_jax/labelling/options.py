@@ -119,6 +119,14 @@ class LabelConfig(Options):
     )
     output: str = option("", "Output file of stepwise rows; compressed if its name ends in .gz.")
     resume: str = option("never", RESUME_HELP, choices=RESUMES)
+    shard: str = option(
+        "",
+        "INDEX/COUNT labels the share INDEX, from 0, of the questions, into OUTPUT.INDEX-of-COUNT; auto takes both "
+        "from jax.distributed or the launcher (docs/running.md).",
+    )
+    merge: tuple[str, ...] = option(
+        (), "Parts that --shard wrote, or globs: write them as one file and sample nothing.", kind="list"
+    )
     max_bad_rows: int = option(
         0, "Maximum number of malformed rows; they are skipped and counted. One more is an error.", lower=0, upper=10**6
     )
@@ -152,6 +160,7 @@ class LabelConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.engines.check_shard(self.shard)
         if not self.separator:
             raise UserError("--step_separator is empty, and a prefix ends with it")
         if self.what.min_rate > self.what.max_rate:
@@ -160,6 +169,8 @@ class LabelConfig(Options):
             raise UserError('--grader=none: rollouts have no "correct", so a grader must compare their answers')
         if self.what.method != "tree" and self.tree.write != "stepwise":
             raise UserError(f"--write={self.tree.write} is for --method=tree")
+        if self.shard and self.what.method == "consensus":
+            raise UserError("--method=consensus samples nothing: leave out --shard, and give it the merged rows")
 
     @property
     def separator(self) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, cast
@@ -15,11 +16,12 @@ from cfprm_jax.data.formats.files import expand, require, rows
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.engines import options as engines
 from cfprm_jax.engines.batch import BatchEngine, RequestsWritten
-from cfprm_jax.engines.engine import Engine, PrefixEncoder
+from cfprm_jax.engines.engine import Engine, PrefixEncoder, open_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.grading.grader import Grader
 from cfprm_jax.huggingface.hub import local_directory
-from cfprm_jax.inference.row_file import open_rows
+from cfprm_jax.inference import parts
+from cfprm_jax.inference.row_file import RESOLVED, open_rows
 from cfprm_jax.inference.sampler import Sampling
 from cfprm_jax.labelling import first_error, judge
 from cfprm_jax.labelling import rows as row_forms
@@ -30,8 +32,8 @@ from cfprm_jax.labelling.rollouts import Method, Outcome, Prefix
 from cfprm_jax.labelling.rounds import Rounds
 from cfprm_jax.labelling.summary import Summary
 from cfprm_jax.labelling.tree import Cut, SearchTree, TreeSettings, search
-from cfprm_jax.runtime import atomic, config_files, digests
-from cfprm_jax.runtime.progress import ProgressLine
+from cfprm_jax.runtime import atomic, config_files, digests, shards
+from cfprm_jax.runtime.progress import ProgressLine, counted
 
 Log = Callable[[str], None]
 
@@ -54,30 +56,32 @@ class BadRows:
 def label(config: LabelConfig, log: Log) -> dict[str, Any]:
     """Roll and write; the content of label.json.
 
+    Of a --shard, the rows, the log and the summary are those of its questions, in files named after the share.
+
     Raises:
       UserError: bad input, an engine that fails, or too many cut rollouts. What was rolled is in the log by then.
       RequestsWritten: rollouts are to be made elsewhere first.
     """
     files = expand(config.input, "input")
     config = dataclasses.replace(config, model=local_directory(config.model))
-    output, base = pathlib.Path(config.output), base_name(config.output)
+    config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
+    output = _output(config)
+    base = base_name(output)
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
         "input": digests.of_paths([file.path for file in files]),
     }
-    if output.exists() and config.resume == "never":
-        raise UserError(f"--output={output} already exists: choose another file, or remove it")
+    _require_new(output, config.resume)
     engine_config, sampling = config.engines, _sampling(config)
+    described = parts.without_unused_sharing(config_files.as_dict(config))
     with contextlib.ExitStack() as stack:
-        held = stack.enter_context(
-            open_rows(f"{base}.rollouts.jsonl", config.resume, config_files.as_dict(config), fingerprint)
-        )
+        held = stack.enter_context(open_rows(f"{base}.rollouts.jsonl", config.resume, described, fingerprint))
         done = list(held.rows())
         if held.complete:
             log(f"rollouts    {base}.rollouts.jsonl is complete already")
             if output.exists() and pathlib.Path(f"{base}.label.json").exists():
                 return json.loads(pathlib.Path(f"{base}.label.json").read_text(encoding="utf-8"))
-            done = [row.data for file in expand([f"{base}.rollouts.jsonl"]) for row in rows(file) if row.data]
+            done = list(_logged([f"{base}.rollouts.jsonl"]))
         else:
             held.require("kind of engine", engine_config.kind)
         opened = stack.enter_context(
@@ -91,25 +95,138 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
                 log=log,
             )
         )
-        grader = stack.enter_context(Grader(config.grader, config.grader_seconds, config.grader_processes))
         log(opened.text)
         log(f"method      {config.what.method}, {config.what.rollouts} rollouts a prefix")
         if done:
             log(f"resumed     {len(done):,} prefixes were rolled before")
         if other := _other_policy(config, fingerprint["model"]):
             log(f"note        {other}")
-        write = held.write if not held.complete else _no_write
+        return _write_rows(
+            config,
+            opened,
+            done=done,
+            write=held.write if not held.complete else _no_write,
+            missing=lambda engine: RequestsWritten(engine, engine_config.write_requests),
+            off_policy=other,
+            log=log,
+        )
+
+
+def merge(config: LabelConfig, log: Log) -> dict[str, Any]:
+    """Write the rows and the log of all parts of --shard; the content of label.json.
+
+    The rows are made from the parts' logs and the input, as one process makes them: nothing is rolled.
+
+    Raises:
+      UserError: parts that are missing, not complete, or of other flags, models, inputs or policies. The rows are
+        then not written.
+    """
+    outputs = [file.path for file in expand(config.merge, "merge") if not base_name(file.path).endswith(".rollouts")]
+    found = parts.read_parts([f"{base_name(path)}.rollouts.jsonl" for path in outputs])
+    policy = _policy(outputs)
+    common = {name: value for name, value in found.config.items() if name not in ("fingerprint", RESOLVED)}
+    common |= {"output": config.output, "input": list(config.input) or common["input"]}
+    common |= {"model": config.model or common["model"]}
+    fingerprint, resume = found.fingerprint, config.resume
+    config = config_files.from_dict(LabelConfig, common)
+    parts.require_input(found, config.input)
+    output = pathlib.Path(config.output)
+    base = base_name(output)
+    _require_new(output, resume)
+    described = parts.without_unused_sharing(config_files.as_dict(config))
+    rows_of_parts = list(_logged([str(file.path) for file in found.files]))
+    log(f"rollouts    of {counted(len(found.files), 'part')}: {counted(len(rows_of_parts), 'prefix')}")
+    engine = BatchEngine(policy, _sampling(config), None)
+    opened = engines.Opened(engine, *open_tokenizer(config.model), f"model       {policy}, by the logs of the parts")
+    inputs = ", ".join(config.input)
+    summary = _write_rows(
+        config,
+        opened,
+        done=rows_of_parts,
+        write=_no_write,
+        missing=lambda engine: UserError(f"the parts lack {counted(len(engine.missing), 'rollout')} of {inputs}"),
+        off_policy=_other_policy(config, fingerprint["model"]),
+        log=log,
+    )
+    # Last, so that a refused merge leaves nothing behind.
+    with open_rows(f"{base}.rollouts.jsonl", resume, described, fingerprint) as held:
+        if not held.complete:
+            for row in rows_of_parts[held.done :]:
+                held.write(row)
+    return summary
+
+
+def _write_rows(
+    config: LabelConfig,
+    opened: engines.Opened,
+    *,
+    done: Sequence[dict[str, Any]],
+    write: Callable[[dict[str, Any]], object],
+    missing: Callable[[BatchEngine], Exception],
+    off_policy: str | None,
+    log: Log,
+) -> dict[str, Any]:
+    """Roll what done lacks; write the rows, and then the summary, which is returned.
+
+    Args:
+      missing: the error where completions of a batch engine are missing; no rows are then written.
+    """
+    output = _output(config)
+    with contextlib.ExitStack() as stack:
+        grader = stack.enter_context(Grader(config.grader, config.grader_seconds, config.grader_processes))
         labeller = _Labeller(config, opened, grader, done=done, write=write, log=log)
         with _written(output) as stream:
             for row in labeller.rows():
                 stream.write(atomic.encode_json(row))
-            labeller.ledger.counts.check(config.what.max_truncated, last=True)
+            # A share can have few rollouts, so that its last ones do not count by themselves.
+            labeller.ledger.counts.check(config.what.max_truncated, last=not config.shard)
             if isinstance(opened.engine, BatchEngine) and opened.engine.missing:
-                raise RequestsWritten(opened.engine, engine_config.write_requests)
-    summary = labeller.report()
-    summary = {"config": config_files.as_dict(config), **summary, "off_policy": other}
-    atomic.write_json(f"{base}.label.json", summary)
+                raise missing(opened.engine)
+    summary = {"config": config_files.as_dict(config), **labeller.report(), "off_policy": off_policy}
+    atomic.write_json(f"{base_name(output)}.label.json", summary)
     return summary
+
+
+def _output(config: LabelConfig) -> pathlib.Path:
+    shard = shards.parse(config.shard)
+    return pathlib.Path(config.output) if shard is None else shard.path(config.output)
+
+
+def _require_new(output: pathlib.Path, resume: str) -> None:
+    if output.exists() and resume == "never":
+        raise UserError(f"--output={output} already exists: choose another file, or remove it")
+
+
+def _logged(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of complete logs, of which a share without questions has none."""
+    for file in expand(paths):
+        for row in rows(file) if file.path.stat().st_size else ():
+            if row.data is None:
+                raise UserError(f"{file.name}:{row.line}: {row.reason}")
+            yield row.data
+
+
+def _policy(outputs: Sequence[pathlib.Path]) -> str:
+    """The policy of parts.
+
+    Raises:
+      UserError: a part without rows or summary, or parts of two policies.
+    """
+    policies: dict[str, pathlib.Path] = {}
+    for path in outputs:
+        beside = pathlib.Path(f"{base_name(path)}.label.json")
+        try:
+            policy = json.loads(beside.read_text(encoding="utf-8"))["policy"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is no complete part: {beside.name} is missing or damaged ({error}); run that share again "
+                "with --resume=auto"
+            ) from error
+        policies.setdefault(policy, path)
+    if len(policies) > 1:
+        one, other = list(policies.items())[:2]
+        raise UserError(f"{one[1]} is of the policy {one[0]!r:.80}, {other[1]} of {other[0]!r:.80}")
+    return next(iter(policies))
 
 
 def consensus(config: LabelConfig) -> dict[str, Any]:
@@ -136,7 +253,7 @@ def consensus(config: LabelConfig) -> dict[str, Any]:
     return summary
 
 
-def base_name(output: str) -> str:
+def base_name(output: str | pathlib.Path) -> str:
     """An output without its suffixes, which the names of the files beside it begin with."""
     path = pathlib.Path(output)
     return str(path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl")))
@@ -165,7 +282,7 @@ class _Labeller:
             )
         self._encoder = PrefixEncoder(opened.tokenizer, room, config.system_prompt)
         self._tree = config.what.method == "tree"
-        self._bad = BadRows(config.max_bad_rows)
+        self._bad, self._read = BadRows(config.max_bad_rows), 0
         self.summary = Summary()
         self.ledger = Ledger(
             done,
@@ -188,14 +305,21 @@ class _Labeller:
             if read is not None
             else read_solutions(self._config.input, self._config.separator, self._bad)
         )
-        while chunk := list(itertools.islice(questions, self._config.what.questions_at_once)):
+        shard = shards.parse(self._config.shard)
+        own = (one for one in self._counted(questions) if shard is None or shard.owns(one.question.question))
+        while chunk := list(itertools.islice(own, self._config.what.questions_at_once)):
             self.summary.questions += len(chunk)
             for row in self._trees(chunk) if self._tree else self._solutions(chunk):
                 self.summary.rows += 1
                 yield row
         self._progress.clear()
-        if not self.summary.questions:
+        if not self._read:
             raise UserError(f"{', '.join(self._config.input)}: no question that could be read")
+
+    def _counted(self, questions: Iterable[Labelled]) -> Iterator[Labelled]:
+        for one in questions:
+            self._read += 1
+            yield one
 
     def report(self) -> dict[str, Any]:
         """For label.json."""

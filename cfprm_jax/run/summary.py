@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from cfprm_jax.config import GranularityConfig, LossConfig, OptimizerConfig, PackingConfig
+from cfprm_jax.config import (
+    GranularityConfig,
+    LossConfig,
+    OptimizerConfig,
+    PackingConfig,
+    finest_first,
+    parse_granularity,
+)
 from cfprm_jax.data.corpus_report import distinct_line
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.models import parameters
@@ -96,7 +103,8 @@ def repeated_labels(report: Mapping[str, Any], packing: PackingConfig, loss: Los
     Args:
       report: of the corpus, as in corpus.json.
     """
-    counts = report["granularities"][min(report["granularities"], key=int)]
+    finest = min(map(parse_granularity, report["granularities"]), key=finest_first)
+    counts = report["granularities"][str(finest)]
     times = counts["labelled_steps"] / max(counts["distinct_labelled_steps"], 1)
     if loss.label_weight != "trajectory" or times < _OFTEN:
         return None

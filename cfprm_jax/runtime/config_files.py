@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast, get_type_hints
 
 from absl import flags
 
 from cfprm_jax.runtime import atomic
+
+Config = TypeVar("Config")
 
 _LISTS = flags.CsvListSerializer(",")
 
@@ -57,6 +60,23 @@ def as_dict(config: Any) -> dict[str, Any]:
         elif field.metadata:
             flat[field.name] = value
     return flat
+
+
+def from_dict(config_type: type[Config], flat: Mapping[str, Any]) -> Config:
+    """The configuration of a flat JSON object, the inverse of :func:`as_dict`; flags that it lacks are the defaults.
+
+    Raises:
+      UserError: a value that its flag does not accept.
+    """
+    values: dict[str, Any] = {}
+    hints = get_type_hints(config_type)
+    for field in dataclasses.fields(cast(Any, config_type)):
+        if dataclasses.is_dataclass(hints[field.name]):
+            values[field.name] = from_dict(hints[field.name], flat)
+        elif field.metadata and field.name in flat:
+            value = flat[field.name]
+            values[field.name] = tuple(value) if field.metadata["kind"] == "list" else value
+    return config_type(**values)
 
 
 def write_config(config: Any, directory: str | pathlib.Path) -> None:

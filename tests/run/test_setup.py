@@ -86,6 +86,30 @@ def test_a_corpus_of_repeated_labels_is_noted(tiny, tmp_path: pathlib.Path) -> N
     assert not [line for line in lines if line.startswith("note  ")]
 
 
+@pytest.mark.parametrize(
+    ("granularities", "times"),
+    # The steps of the finest granularity over the distinct ones: 8 trajectories share 4 steps, or 2 windows of 2.
+    [("given,1", 40 / 12), ("10,2", 24 / 10), ("given", 24 / 10), ("whole,given", 24 / 10), ("whole", 1.0)],
+)
+def test_repeated_labels_are_those_of_the_finest_granularity(
+    tiny, tmp_path: pathlib.Path, granularities: str, times: float
+) -> None:
+    """Also where that is of windows without a size."""
+    rows = [
+        {"prompt": "1+1", "completions": [*"abcd", f"x{k}"], "labels": [True] * 4 + [False], "windows": [2, 2, 1]}
+        for k in range(8)
+    ]
+    data = tmp_path / "windows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = tiny.arguments("unused", train_data=data, batch_size=4, granularities=granularities, learning_rate=1e-3)
+    made = built(arguments, tmp_path, [])
+    packing, loss = made.config.packing, made.config.loss
+    note = summary.repeated_labels(made.data.report, packing, loss)
+    assert note is None if times < 3 else f"occurs {times:.1f} times" in note
+    counts = made.data.report["granularities"][granularities.split(",")[-1]]
+    assert counts["labelled_steps"] / counts["distinct_labelled_steps"] == pytest.approx(times)
+
+
 def test_a_length_beyond_the_positions_of_the_backbone_is_refused(tiny, tmp_path: pathlib.Path) -> None:
     raw = json.loads((tiny.directory / "model" / "config.json").read_text())
     longer = raw["max_position_embeddings"] + 1
