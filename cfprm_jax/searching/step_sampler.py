@@ -89,14 +89,8 @@ class StepSampler:
         self._prompt, self._name = question.tokens, int.from_bytes(digests.raw(question.name)[:4], "little")
         kept = len(question.tokens) - 1
         self._prompts.prefill(question.tokens[:kept])
-        net, dtype = self._policy.config.backbone, jnp.dtype(self._policy.config.dtype)
         blocks = _blocks(len(question.tokens) + 2 * STRIDE)
-        make = jax.jit(
-            lambda prompt: decoder.insert(
-                decoder.empty(net, blocks, self._capacity, BLOCK, dtype), prompt, jnp.arange(self._capacity)
-            ),
-            out_shardings=self._everywhere,
-        )
+        make = _copier(self._policy.config, blocks, self._capacity, self._everywhere)
         self._cache = make(self._prompts.sequence)
         self._rows, self._advances = [_Row()], 0
         self._position[:] = kept
@@ -206,6 +200,17 @@ def _blocks(columns: int) -> int:
     while blocks * BLOCK < columns:
         blocks *= 2
     return blocks
+
+
+@functools.cache
+def _copier(config: PRMConfig, blocks: int, rows: int, where: jax.sharding.Sharding | None) -> Any:
+    """A function of a prompt's keys and values: a cache that has them in every row. Compiled once for all questions."""
+
+    def copied(prompt: KeysValues) -> KeysValues:
+        cache = decoder.empty(config.backbone, blocks, rows, BLOCK, jnp.dtype(config.dtype))
+        return decoder.insert(cache, prompt, jnp.arange(rows))
+
+    return jax.jit(copied, out_shardings=where)
 
 
 @jax.jit

@@ -142,3 +142,24 @@ def test_a_step_ends_with_its_separator(policy, prompts, separator) -> None:
             assert separator in text and text.split(separator)[0].strip() in partial.steps[0]
             last = policy.tokenizer.decode(ids(sampler, row)[:-1])
             assert separator not in last.lstrip()
+
+
+def test_a_second_question_compiles_nothing(policy, prompts, separator, caplog) -> None:
+    def compiled(prompt: Prompt) -> list[str]:
+        caplog.clear()
+        with jax.log_compiles():
+            sampler.begin(prompt)
+            sampler.advance()
+            sampler.branch([0] * 4)
+            sampler.advance()
+            sampler.branch([2, 2, 1])
+            sampler.advance(to_end=True)
+        return [text for record in caplog.records if "XLA compilation" in (text := record.getMessage())]
+
+    sampler = StepSampler(policy, Sampling(1.0, max_new_tokens=40, seed=3), 13, separator)
+    assert compiled(prompts[0])
+    for prompt in prompts[1:]:
+        assert not compiled(prompt)
+    # Nor does a sampler of as many rows, as another setting of the laboratory has.
+    sampler = StepSampler(policy, Sampling(1.0, max_new_tokens=40, seed=3), 12, separator)
+    assert not compiled(prompts[1])
