@@ -28,7 +28,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
     """The modules of bench/, which are not a package."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("common", "label_counts", "linear_probe", "marker_embedding", "profile_run", "startup", "traces")
+    names = ("common", "label_counts", "linear_probe", "marker_embedding", "profile_run", "redundancy_pairs", "startup")
+    names += ("traces",)
     yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in names:
         del sys.modules[name]
@@ -177,3 +178,40 @@ def test_the_log_of_a_start_is_parsed(bench: types.SimpleNamespace) -> None:
 def test_a_start_that_fails_raises_its_reason(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-flag"):
         bench.startup.start(["--no-such-flag=1"], tmp_path)
+
+
+def test_redundancy_is_compared_after_the_same_prefix(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
+    """Two records: after "a" a redundant step and two useful ones, after "b" one of each, elsewhere one kind alone."""
+
+    def row(source: str, prompt: str, steps: list[str], redundancy: list[float | None], output: list[float]) -> str:
+        made = {"prompt": prompt, "completions": steps, "redundancy": redundancy, "source": source}
+        return json.dumps({**made, "step_redundancy": output, "step_scores": [0.5] * len(steps)}) + "\n"
+
+    scores = tmp_path / "scores.jsonl"
+    scores.write_text(
+        row("1", "q", ["a", "again a"], [0, 1], [0.1, 0.6])
+        + row("1", "q", ["a", "x 1"], [0, 0], [0.1, 0.7])
+        + row("1", "q", ["a", "y 22"], [0, 0], [0.1, 0.2])
+        + row("1", "q", ["a", "z 22"], [0, None], [0.1, 0.9])
+        + row("2", "r", ["b", "same"], [0, 1], [0.1, 0.6])
+        + row("2", "r", ["b", "other 3"], [0, 0], [0.1, 0.6])
+    )
+    module = bench.redundancy_pairs
+    steps = module.read([str(scores)])
+    assert len(steps) == 7 and sum(one.redundant for one in steps) == 2
+    found = module.pairs(steps)
+    assert sorted((record, steps[i].text, steps[j].text) for record, i, j in found) == [
+        ("1", "again a", "x 1"),
+        ("1", "again a", "y 22"),
+        ("2", "same", "other 3"),
+    ]
+    # 0.6 against 0.7, 0.2, and itself.
+    values = np.array([one.scores["redundancy"] for one in steps])
+    share, low, high = module.higher(values, found, 1000, 0)
+    assert share == 0.5 and low <= share <= high
+    # No step with a number is redundant: the text alone tells them apart.
+    assert module.higher(module.text_model(steps, steps), found, 100, 0)[0] == 1.0
+    assert [module.features(one)[2] for one in steps if one.text in ("again a", "x 1")] == [1.0, 0.0]
+    with pytest.raises(UserError, match="no step with a redundancy"):
+        scores.write_text(row("1", "q", ["a"], [None], [0.1]))
+        module.read([str(scores)])
