@@ -67,7 +67,8 @@ def score_cases(
         out, counts, progress = [], ScoringCounts(), ProgressLine("scoring")
         for case, (row, _) in zip(cases, score_rows(map(given, cases), scorer, counts), strict=True):
             out.append(scored(case, row))
-            progress.show(so_far, counts.rows / len(cases))
+            if not counts.ready:
+                progress.show(so_far, counts.rows / len(cases))
         progress.clear()
     return out, encoding
 

@@ -28,7 +28,15 @@ _CHARACTERS = 200_000
 
 @dataclasses.dataclass
 class ScoringCounts:
-    """What was done so far; solutions are all of them, steps those with a score, and split is of candidates' texts."""
+    """What was done so far.
+
+    Attributes:
+      rows, solutions: that were yielded.
+      steps: those with a score.
+      empty, too_long: solutions without scores.
+      split: of candidates' texts.
+      ready: rows that are scored and follow at once.
+    """
 
     rows: int = 0
     solutions: int = 0
@@ -36,6 +44,7 @@ class ScoringCounts:
     empty: int = 0
     too_long: int = 0
     split: SplitCounts = dataclasses.field(default_factory=SplitCounts)
+    ready: int = 0
 
 
 class _Solution(NamedTuple):
@@ -190,6 +199,7 @@ def _scored(group: _Group, computation: Computation, counts: ScoringCounts, redu
                     counts.split.add(solution.text, solution.steps)
         if number >= group.written:
             counts.rows += 1
+            counts.ready = len(group.rows) - number - 1
             yield entry.row, entry.source
 
 

@@ -185,9 +185,10 @@ class _Scoring:
         self._counts = counts
 
     def show(self) -> None:
-        """Updates the line after a scored row."""
+        """Updates the line after a scored row; those that were scored with it are shown together."""
         fraction = self.fractions.popleft()
-        self.line.show(lambda: self._text(fraction), fraction)
+        if not self._counts.ready:
+            self.line.show(lambda: self._text(fraction), fraction)
 
     def _text(self, fraction: float) -> str:
         rate = self._counts.solutions / self.line.elapsed

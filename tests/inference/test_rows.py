@@ -106,7 +106,10 @@ def test_what_is_written_is_left_out_and_the_rest_is_the_same_to_the_bit(scorer,
     monkeypatch.setattr(rows_module, "_SOLUTIONS", 50)
     whole = [row for row, _ in score_rows(numbered(300, []), scorer, ScoringCounts())]
     counts = ScoringCounts()
-    rest = [row for row, _ in score_rows(numbered(300, []), scorer, counts, written)]
+    found = [(row, counts.ready) for row, _ in score_rows(numbered(300, []), scorer, counts, written)]
+    rest = [row for row, _ in found]
+    # Those of a group follow at once.
+    assert [ready for _, ready in found] == [49 - number % 50 for number in range(written, 300)]
     assert rest == whole[written:] and counts.rows == counts.solutions == 300 - written
     assert counts.steps == sum(len(row["completions"]) for row in rest)
 
