@@ -7,7 +7,7 @@
 Rows are stepwise ones with "redundancy", as prepare writes them for rated steps. A pair is a redundant and a useful
 step after the same prefix of the same question: what the two share, such as the position, can then not tell them apart.
 The figure of a score is the share of pairs in which the redundant step has the higher one, a tie being a half, with an
-interval by a bootstrap over records. Scores are
+interval by a bootstrap over records; the difference is that of the same samples. Scores are
 
 - redundancy: "step_redundancy"; and lowness: 1 - "step_scores", what a PRM without the output has;
 - features of the text alone: its length, the share of its words that occurred before, whether it has no number, whether
@@ -141,17 +141,18 @@ def pairs(steps: list[Step]) -> list[tuple[str, int, int]]:
 
 def higher(
     values: Float[np.ndarray, " steps"], found: list[tuple[str, int, int]], resamples: int, seed: int
-) -> tuple[float, float, float]:
-    """The share of pairs whose redundant step has the higher value, and its 95 % interval over records."""
+) -> Float[np.ndarray, " resamples+1"]:
+    """The share of pairs whose redundant step has the higher value, then those of bootstrap samples of the records.
+
+    Samples of one seed are of the same records, whatever the values.
+    """
     names = {name: number for number, name in enumerate(dict.fromkeys(record for record, _, _ in found))}
     wins, sizes = np.zeros(len(names)), np.zeros(len(names))
     for record, i, j in found:
         wins[names[record]] += (values[i] > values[j]) + 0.5 * (values[i] == values[j])
         sizes[names[record]] += 1
     drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
-    shares = wins[drawn].sum(1) / sizes[drawn].sum(1)
-    low, high = np.percentile(shares, [2.5, 97.5])
-    return float(wins.sum() / sizes.sum()), float(low), float(high)
+    return np.append(wins.sum() / sizes.sum(), wins[drawn].sum(1) / sizes[drawn].sum(1))
 
 
 def main(config: PairsConfig) -> None:
@@ -170,10 +171,13 @@ def main(config: PairsConfig) -> None:
     rated = sum(one.redundant for one in train)
     print(f"train       {len(train):,} distinct rated steps, {rated:,} of them redundant")
     print(f"pairs       {len(found):,} after {prefixes:,} prefixes of {records:,} records")
+    shares = {name: higher(values, found, config.resamples, config.seed) for name, values in columns.items()}
+    if "redundancy" in shares:
+        shares["redundancy - text"] = shares["redundancy"] - shares["text"]
     figures = {}
-    for name, values in columns.items():
-        share, low, high = higher(values, found, config.resamples, config.seed)
-        print(f"{name:<14}{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]")
+    for name, (share, *resampled) in shares.items():
+        low, high = np.percentile(resampled, [2.5, 97.5])
+        print(f"{name:<20}{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]")
         figures[name] = {"share": share, "ci95": [low, high]}
     write_json(config.output, "numpy", pairs=len(found), prefixes=prefixes, records=records, figures=figures)
 

@@ -207,8 +207,11 @@ def test_redundancy_is_compared_after_the_same_prefix(bench: types.SimpleNamespa
     ]
     # 0.6 against 0.7, 0.2, and itself.
     values = np.array([one.scores["redundancy"] for one in steps])
-    share, low, high = module.higher(values, found, 1000, 0)
-    assert share == 0.5 and low <= share <= high
+    share, *resampled = module.higher(values, found, 1000, 0)
+    # A half in each record, so in each sample of them.
+    assert share == 0.5 and set(resampled) == {0.5}
+    alone = module.higher(values + np.array([one.record == "2" and one.redundant for one in steps]), found, 1000, 0)
+    assert alone[0] == 2 / 3 and set(alone[1:]) == {0.5, 2 / 3, 1.0}
     # No step with a number is redundant: the text alone tells them apart.
     assert module.higher(module.text_model(steps, steps), found, 100, 0)[0] == 1.0
     assert [module.features(one)[2] for one in steps if one.text in ("again a", "x 1")] == [1.0, 0.0]
