@@ -2,7 +2,8 @@
 
 The cost of a setting is the mean number of tokens a question that policy and reward model process. It is compared with
 Best-of-N at the same cost: between the two n whose costs enclose it, what each question gets right is interpolated
-linearly in the logarithm of the cost. Differences are paired by seed and question.
+linearly in the logarithm of the cost. Differences are paired by seed and question. Summaries average them over n and
+the test sets, whose questions are different ones.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -56,25 +57,89 @@ class SettingOutcome:
         return self.policy + self.reward
 
 
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """A difference averaged over the n of a method and the test sets.
+
+    Attributes:
+      reward_model: title of what differs, or of what the method was compared with Best-of-N with.
+      settings: pairs of n and test set that it is the mean of.
+    """
+
+    level: str
+    row: str
+    reward_model: str
+    method: str
+    settings: int
+    difference: Estimate
+
+
+class _Setting(NamedTuple):
+    """The outcomes of a setting on a test set, and minus Best-of-N's at the same cost, where that is known."""
+
+    test: str
+    name: str
+    policy: float
+    reward: float
+    right: Table
+    difference: Table | None
+
+    @property
+    def method(self) -> str:
+        """The setting without its n: "beam, g=2"."""
+        method, _, *rest = self.name.split(".")
+        return ", ".join([method, *(f"g={one[1:]}" for one in rest)])
+
+
+_Group = tuple[str, str, str]  # level, row, treatment
+
+
 def write(directory: pathlib.Path, done: Sequence[SearchResult], config: dict[str, Any]) -> str:
-    """Write FILES into the directory of the experiment; returns the table."""
-    found = outcomes(done)
-    text = table(found, len({result.cell.seed for result in done}))
+    """Write FILES into the directory of the experiment; returns the tables."""
+    found = _settings(done)
+    outcomes = [_outcome(group, one) for group, own in found.items() for one in own]
+    seeds = len(_seeds(done))
+    parts = [table(outcomes, seeds), summary_table(against_best_of_n(found), "Search minus Best-of-N at equal cost")]
+    between = between_reward_models(found)
+    if between:
+        parts.append(summary_table(between, "One reward model minus another in the same search"))
+    text = "\n".join(parts)
     atomic.write_text(directory / "search.md", text)
-    content = {"config": config, "settings": [dataclasses.asdict(one) for one in found]}
+    content = {
+        "config": config,
+        "settings": [dataclasses.asdict(one) for one in outcomes],
+        "against_best_of_n": [dataclasses.asdict(one) for one in against_best_of_n(found)],
+        "between_reward_models": [dataclasses.asdict(one) for one in between],
+    }
     atomic.write_json(directory / "search.json", content, indent=1)
-    plot(found, directory / "search.png")
+    plot(outcomes, directory / "search.png")
     return text
 
 
-def outcomes(done: Sequence[SearchResult]) -> list[SettingOutcome]:
-    """Every setting, of the seeds that have all treatments."""
-    groups: dict[tuple[str, str, str], list[SearchResult]] = {}
+def _seeds(done: Sequence[SearchResult]) -> list[int]:
+    """The seeds of which every cell is there."""
+    groups: dict[_Group, set[int]] = {}
     for result in done:
-        cell = result.cell
-        groups.setdefault((cell.level, cell.row, cell.treatment), []).append(result)
-    out = []
-    for (level, row, treatment), results in groups.items():
+        groups.setdefault(_group(result), set()).add(result.cell.seed)
+    common = set.intersection(*groups.values())
+    # While the first seed is computed, each group may have its own.
+    return sorted(common or set.union(*groups.values()))
+
+
+def _group(result: SearchResult) -> _Group:
+    cell = result.cell
+    return cell.level, cell.row, cell.treatment
+
+
+def _settings(done: Sequence[SearchResult]) -> dict[_Group, list[_Setting]]:
+    """Every setting with the reward models of each group, of the seeds that have all of them."""
+    seeds = _seeds(done)
+    groups: dict[_Group, list[SearchResult]] = {}
+    for result in sorted(done, key=lambda result: result.cell.seed):
+        if result.cell.seed in seeds:
+            groups.setdefault(_group(result), []).append(result)
+    out: dict[_Group, list[_Setting]] = {}
+    for group, results in groups.items():
         names = [name.split("/", 1)[1] for name in results[0].arrays if name.startswith("right/")]
         stacked = {
             name: {
@@ -89,21 +154,66 @@ def outcomes(done: Sequence[SearchResult]) -> list[SettingOutcome]:
                 for key, other in stacked.items()
                 if key.startswith(f"{test}/{BASELINE}.")
             ]
-            cost = float((one["policy"] + one["reward"]).mean())
-            same = None if setting.startswith(BASELINE) else at_cost(baseline, cost)
-            out.append(
-                SettingOutcome(
-                    level=level,
-                    row=row,
-                    treatment=treatment,
-                    test=test,
-                    setting=setting,
-                    policy=float(one["policy"].mean()),
-                    reward=float(one["reward"].mean()),
-                    accuracy=estimates([one["right"]])[0],
-                    difference=None if same is None else estimates([one["right"] - same])[0],
-                )
-            )
+            policy, reward = float(one["policy"].mean()), float(one["reward"].mean())
+            same = None if setting.startswith(BASELINE) else at_cost(baseline, policy + reward)
+            difference = None if same is None else one["right"] - same
+            out.setdefault(group, []).append(_Setting(test, setting, policy, reward, one["right"], difference))
+    return out
+
+
+def outcomes(done: Sequence[SearchResult]) -> list[SettingOutcome]:
+    """Every setting, of the seeds that have all treatments."""
+    return [_outcome(group, one) for group, own in _settings(done).items() for one in own]
+
+
+def _outcome(group: _Group, one: _Setting) -> SettingOutcome:
+    level, row, treatment = group
+    return SettingOutcome(
+        level=level,
+        row=row,
+        treatment=treatment,
+        test=one.test,
+        setting=one.name,
+        policy=one.policy,
+        reward=one.reward,
+        accuracy=estimates([one.right])[0],
+        difference=None if one.difference is None else estimates([one.difference])[0],
+    )
+
+
+def against_best_of_n(found: Mapping[_Group, Sequence[_Setting]]) -> list[Summary]:
+    """Of each reward model and method, accuracy minus Best-of-N's at equal cost."""
+    out = []
+    for (level, row, treatment), settings in found.items():
+        tables = [(one.method, one.test, one.difference) for one in settings if one.difference is not None]
+        out += _summaries(level, row, TREATMENTS[treatment].title, tables)
+    return out
+
+
+def between_reward_models(found: Mapping[_Group, Sequence[_Setting]]) -> list[Summary]:
+    """Of each method, the accuracy with one reward model minus that with the first of the same level and loss."""
+    out = []
+    for (level, row, treatment), settings in found.items():
+        first = next(group for group in found if group[:2] == (level, row))
+        if treatment == first[2]:
+            continue
+        others = {(one.test, one.name): one.right for one in found[first]}
+        tables = [(one.method, one.test, one.right - others[one.test, one.name]) for one in settings]
+        title = f"{TREATMENTS[treatment].title} - {TREATMENTS[first[2]].title}"
+        out += _summaries(level, row, title, tables)
+    return out
+
+
+def _summaries(level: str, row: str, title: str, tables: Sequence[tuple[str, str, Table]]) -> list[Summary]:
+    out = []
+    for method in dict.fromkeys(method for method, _, _ in tables):
+        of_tests: dict[str, list[Table]] = {}
+        for name, test, values in tables:
+            if name == method:
+                of_tests.setdefault(test, []).append(values)
+        every = np.concatenate([np.mean(values, axis=0) for values in of_tests.values()], axis=1)
+        number = sum(map(len, of_tests.values()))
+        out.append(Summary(level, row, title, method, number, estimates([every])[0]))
     return out
 
 
@@ -137,6 +247,15 @@ def table(found: Sequence[SettingOutcome], seeds: int) -> str:
             table2.padded(grid),
         ]
     )
+
+
+def summary_table(found: Sequence[Summary], title: str) -> str:
+    """Averaged differences, in Markdown."""
+    grid = [["level", "loss", "reward model", "method", "settings", "difference"]]
+    for one in found:
+        names = [one.level, LOSSES[one.row], one.reward_model, one.method]
+        grid.append([*names, str(one.settings), one.difference.percent("+")])
+    return f"## {title}\n\nMeans over n and test sets, in points.\n\n{table2.padded(grid)}"
 
 
 def plot(found: Sequence[SettingOutcome], path: pathlib.Path) -> None:
