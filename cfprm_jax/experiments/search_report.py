@@ -58,7 +58,7 @@ class SettingOutcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class MeanDifference:
     """A difference averaged over the n of a method and the test sets.
 
     Attributes:
@@ -181,7 +181,7 @@ def _outcome(group: _Group, one: _Setting) -> SettingOutcome:
     )
 
 
-def against_best_of_n(found: Mapping[_Group, Sequence[_Setting]]) -> list[Summary]:
+def against_best_of_n(found: Mapping[_Group, Sequence[_Setting]]) -> list[MeanDifference]:
     """Of each reward model and method, accuracy minus Best-of-N's at equal cost."""
     out = []
     for (level, row, treatment), settings in found.items():
@@ -190,7 +190,7 @@ def against_best_of_n(found: Mapping[_Group, Sequence[_Setting]]) -> list[Summar
     return out
 
 
-def between_reward_models(found: Mapping[_Group, Sequence[_Setting]]) -> list[Summary]:
+def between_reward_models(found: Mapping[_Group, Sequence[_Setting]]) -> list[MeanDifference]:
     """Of each method, the accuracy with one reward model minus that with the first of the same level and loss."""
     out = []
     for (level, row, treatment), settings in found.items():
@@ -204,7 +204,7 @@ def between_reward_models(found: Mapping[_Group, Sequence[_Setting]]) -> list[Su
     return out
 
 
-def _summaries(level: str, row: str, title: str, tables: Sequence[tuple[str, str, Table]]) -> list[Summary]:
+def _summaries(level: str, row: str, title: str, tables: Sequence[tuple[str, str, Table]]) -> list[MeanDifference]:
     out = []
     for method in dict.fromkeys(method for method, _, _ in tables):
         of_tests: dict[str, list[Table]] = {}
@@ -213,7 +213,7 @@ def _summaries(level: str, row: str, title: str, tables: Sequence[tuple[str, str
                 of_tests.setdefault(test, []).append(values)
         every = np.concatenate([np.mean(values, axis=0) for values in of_tests.values()], axis=1)
         number = sum(map(len, of_tests.values()))
-        out.append(Summary(level, row, title, method, number, estimates([every])[0]))
+        out.append(MeanDifference(level, row, title, method, number, estimates([every])[0]))
     return out
 
 
@@ -249,7 +249,7 @@ def table(found: Sequence[SettingOutcome], seeds: int) -> str:
     )
 
 
-def summary_table(found: Sequence[Summary], title: str) -> str:
+def summary_table(found: Sequence[MeanDifference], title: str) -> str:
     """Averaged differences, in Markdown."""
     grid = [["level", "loss", "reward model", "method", "settings", "difference"]]
     for one in found:
