@@ -69,20 +69,8 @@ def flag_set(config_type: type) -> flags.FlagValues:
 
 
 def _build(config_type: type[Config], values: flags.FlagValues) -> Config:
-    hints = typing.get_type_hints(config_type)
-    arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(typing.cast(Any, config_type)):
-        if dataclasses.is_dataclass(hints[field.name]):
-            arguments[field.name] = _build(typing.cast(type, hints[field.name]), values)
-            continue
-        if not field.metadata:
-            if field.name == "given":
-                arguments["given"] = frozenset(name for name in values if values[name].present)
-            continue
-        value: Any = values[field.name].value
-        value = tuple(value) if field.metadata["kind"] == "list" else value
-        arguments[field.name] = value
-    return config_type(**arguments)
+    given = frozenset(name for name in values if values[name].present)
+    return config_files.from_dict(config_type, {**{name: values[name].value for name in values}, "given": given})
 
 
 def expand_flagfiles(

@@ -96,23 +96,21 @@ _Group = tuple[str, str, str]  # level, row, treatment
 
 def write(directory: pathlib.Path, done: Sequence[SearchResult], config: dict[str, Any]) -> str:
     """Write FILES into the directory of the experiment; returns the tables."""
-    found = _settings(done)
-    outcomes = [_outcome(group, one) for group, own in found.items() for one in own]
-    seeds = len(_seeds(done))
-    parts = [table(outcomes, seeds), summary_table(against_best_of_n(found), "Search minus Best-of-N at equal cost")]
-    between = between_reward_models(found)
+    found = settings(done)
+    every, against, between = outcomes(found), against_best_of_n(found), between_reward_models(found)
+    parts = [table(every, len(_seeds(done))), summary_table(against, "Search minus Best-of-N at equal cost")]
     if between:
         parts.append(summary_table(between, "One reward model minus another in the same search"))
     text = "\n".join(parts)
     atomic.write_text(directory / "search.md", text)
     content = {
         "config": config,
-        "settings": [dataclasses.asdict(one) for one in outcomes],
-        "against_best_of_n": [dataclasses.asdict(one) for one in against_best_of_n(found)],
+        "settings": [dataclasses.asdict(one) for one in every],
+        "against_best_of_n": [dataclasses.asdict(one) for one in against],
         "between_reward_models": [dataclasses.asdict(one) for one in between],
     }
     atomic.write_json(directory / "search.json", content, indent=1)
-    plot(outcomes, directory / "search.png")
+    plot(every, directory / "search.png")
     return text
 
 
@@ -131,7 +129,7 @@ def _group(result: SearchResult) -> _Group:
     return cell.level, cell.row, cell.treatment
 
 
-def _settings(done: Sequence[SearchResult]) -> dict[_Group, list[_Setting]]:
+def settings(done: Sequence[SearchResult]) -> dict[_Group, list[_Setting]]:
     """Every setting with the reward models of each group, of the seeds that have all of them."""
     seeds = _seeds(done)
     groups: dict[_Group, list[SearchResult]] = {}
@@ -161,9 +159,9 @@ def _settings(done: Sequence[SearchResult]) -> dict[_Group, list[_Setting]]:
     return out
 
 
-def outcomes(done: Sequence[SearchResult]) -> list[SettingOutcome]:
-    """Every setting, of the seeds that have all treatments."""
-    return [_outcome(group, one) for group, own in _settings(done).items() for one in own]
+def outcomes(found: Mapping[_Group, Sequence[_Setting]]) -> list[SettingOutcome]:
+    """What the table and the plot have of every setting."""
+    return [_outcome(group, one) for group, own in found.items() for one in own]
 
 
 def _outcome(group: _Group, one: _Setting) -> SettingOutcome:

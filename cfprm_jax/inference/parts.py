@@ -106,7 +106,7 @@ def merged(
     Raises:
       UserError: a part lacks a row, has one too many, or has another than the input.
     """
-    readers = [_rows(file) for file in parts.files]
+    readers = [rows_of(file) for file in parts.files]
     for question, source, row in given:
         index = Shard.of(question, len(readers))
         name = parts.files[index].path
@@ -183,8 +183,12 @@ def _without_scores(value: Any) -> Any:
     return [_without_scores(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _rows(file: InputFile) -> Iterator[dict[str, Any]]:
-    """The rows of a part, which may have none."""
+def rows_of(file: InputFile) -> Iterator[dict[str, Any]]:
+    """The rows of a part, which may have none.
+
+    Raises:
+      UserError: a damaged row.
+    """
     with (gzip.open if file.path.suffix == ".gz" else open)(file.path, "rb") as content:
         if not content.read(1):
             return

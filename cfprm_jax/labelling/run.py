@@ -81,7 +81,7 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
             log(f"rollouts    {base}.rollouts.jsonl is complete already")
             if output.exists() and pathlib.Path(f"{base}.label.json").exists():
                 return json.loads(pathlib.Path(f"{base}.label.json").read_text(encoding="utf-8"))
-            done = list(_logged([f"{base}.rollouts.jsonl"]))
+            done = [row for file in expand([f"{base}.rollouts.jsonl"]) for row in parts.rows_of(file)]
         else:
             held.require("kind of engine", engine_config.kind)
         opened = stack.enter_context(
@@ -134,7 +134,7 @@ def merge(config: LabelConfig, log: Log) -> dict[str, Any]:
     base = base_name(output)
     _require_new(output, resume)
     described = parts.without_unused_sharing(config_files.as_dict(config))
-    rows_of_parts = list(_logged([str(file.path) for file in found.files]))
+    rows_of_parts = [row for file in found.files for row in parts.rows_of(file)]
     log(f"rollouts    of {counted(len(found.files), 'part')}: {counted(len(rows_of_parts), 'prefix')}")
     engine = BatchEngine(policy, _sampling(config), None)
     opened = engines.Opened(engine, *open_tokenizer(config.model), f"model       {policy}, by the logs of the parts")
@@ -195,15 +195,6 @@ def _output(config: LabelConfig) -> pathlib.Path:
 def _require_new(output: pathlib.Path, resume: str) -> None:
     if output.exists() and resume == "never":
         raise UserError(f"--output={output} already exists: choose another file, or remove it")
-
-
-def _logged(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of complete logs, of which a share without questions has none."""
-    for file in expand(paths):
-        for row in rows(file) if file.path.stat().st_size else ():
-            if row.data is None:
-                raise UserError(f"{file.name}:{row.line}: {row.reason}")
-            yield row.data
 
 
 def _policy(outputs: Sequence[pathlib.Path]) -> str:

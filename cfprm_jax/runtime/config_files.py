@@ -73,9 +73,9 @@ def from_dict(config_type: type[Config], flat: Mapping[str, Any]) -> Config:
     for field in dataclasses.fields(cast(Any, config_type)):
         if dataclasses.is_dataclass(hints[field.name]):
             values[field.name] = from_dict(hints[field.name], flat)
-        elif field.metadata and field.name in flat:
+        elif field.name in flat:
             value = flat[field.name]
-            values[field.name] = tuple(value) if field.metadata["kind"] == "list" else value
+            values[field.name] = tuple(value) if field.metadata.get("kind") == "list" else value
     return config_type(**values)
 
 

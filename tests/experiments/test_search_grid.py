@@ -69,7 +69,8 @@ def test_the_report(tmp_path) -> None:
                 arrays[f"right/{key}"] = right + noise + more + (cell.seed == 3)
                 arrays[f"policy/{key}"], arrays[f"reward/{key}"] = np.full(50, policy), np.full(50, reward)
         done.append(SearchResult(cell, {"steps": 10, "tokens": 100}, arrays))
-    found = {(one.treatment, one.test, one.setting): one for one in search_report.outcomes(done)}
+    outcomes = search_report.outcomes(search_report.settings(done))
+    found = {(one.treatment, one.test, one.setting): one for one in outcomes}
     beam = found["c2_once", "long", "beam.n8.g2"]
     assert beam.cost == 320 and beam.difference is not None
     assert beam.difference.mean == pytest.approx(0.16) and beam.difference.low == pytest.approx(0.16)
