@@ -264,7 +264,7 @@ class Processes:
         if line:
             newline = "\n" if sys.stdout.isatty() else ""  # an updating line may stand there
             # Not by print: a signal's handler may come while this thread is printing.
-            process.write_line(f"{newline}{line}")
+            process.write_last_line(f"{newline}{line}")
         with contextlib.suppress(Exception):
             self._store.key_value_set(f"{_ENDED}{self.index}", "")
             deadline = time.monotonic() + _LINGER
@@ -272,9 +272,6 @@ class Processes:
                 if len(self._store.key_value_dir_get(_ENDED)) == self.count:
                     break
                 time.sleep(0.05)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
         os._exit(status)
 
 

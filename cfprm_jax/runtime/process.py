@@ -25,6 +25,7 @@ import sys
 
 _STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
 _ERRORS = "cfprm_jax_shown"
+_LAST_WAIT = 1.0  # seconds
 _in_command = False
 
 
@@ -60,12 +61,34 @@ class command:  # noqa: N801 -- a context manager; contextlib is not imported fo
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def write_line(line: str) -> None:
+def write_line(line: str, descriptor: int = _STANDARD_ERROR) -> None:
     """Write a line to standard error from a signal's handler or another thread, past Python's buffers."""
     try:  # noqa: SIM105 -- contextlib is not imported for it
-        os.write(_STANDARD_ERROR, f"{line}\n".encode(errors="backslashreplace"))
+        os.write(descriptor, f"{line}\n".encode(errors="backslashreplace"))
     except OSError:  # the reader is gone
         pass
+
+
+def write_last_line(line: str) -> None:
+    """As :func:`write_line`, with nothing after it: what other threads print from now on goes to the null device.
+
+    A line that another thread is in the middle of printing comes before, unless its reader has stopped reading.
+    """
+    import threading
+
+    last = _STANDARD_ERROR
+    try:
+        last = os.dup(_STANDARD_ERROR)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, _STANDARD_OUTPUT)
+        os.dup2(null, _STANDARD_ERROR)
+    except OSError:  # no descriptor is left; the line matters more
+        pass
+    # It waits for the lock of whoever prints. That may be this thread, in a signal's handler.
+    waits = threading.Thread(target=sys.stdout.flush, daemon=True)
+    waits.start()
+    waits.join(_LAST_WAIT)
+    write_line(line, last)
 
 
 def end_by_interrupt(number: int) -> None:

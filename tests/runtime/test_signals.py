@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 
+import numpy as np
 import pytest
 from tiny_runs import ROOT
 
@@ -111,3 +114,51 @@ def test_a_signal_acts_while_the_main_thread_is_busy() -> None:
         assert output.read() == b"ended by SIGTERM\n"
     assert process.wait() == 7
     assert time.monotonic() - begin < 20
+
+
+PRINTING = """
+import threading
+from cfprm_jax.runtime import process
+process.start()
+from cfprm_jax.runtime.distributed import Processes
+from cfprm_jax.runtime.signals import StopSignal
+
+stop = StopSignal()
+stop.install()
+stop.end_with(lambda number: Processes().stop(f"stopped by {number.name}", 7))
+
+def go():
+    while True:
+        print("x" * 4095)  # with its end a page, so that a pipe becomes full
+
+for _ in range(8):
+    threading.Thread(target=go, daemon=True).start()
+go()
+"""
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_nothing_follows_the_last_line(read: bool) -> None:
+    """Of a process whose threads print all the time, to a reader, or to one that has stopped reading."""
+    lines, theirs = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRINTING],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=theirs,
+        stderr=theirs if read else subprocess.PIPE,
+    )
+    os.close(theirs)
+    with os.fdopen(lines, "rb") as output:
+        full = fcntl.fcntl(lines, fcntl.F_GETPIPE_SZ)
+        waiting = np.zeros(1, np.int32)
+        while waiting[0] < full:
+            fcntl.ioctl(lines, termios.FIONREAD, waiting)
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        if read:
+            assert output.read().splitlines()[-1] == b"stopped by SIGTERM"
+        assert process.wait(timeout=60) == 7
+    if not read:
+        with process.stderr:
+            assert process.stderr.read() == b"stopped by SIGTERM\n"
