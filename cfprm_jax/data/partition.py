@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 # Sequences that differ within this many tokens of the prefix that all of them share (the system prompt) count as
-# different trees: keeping them together would save less than their freedom to fill rows does.
-_CHEAP_CUT = 16
+# different trees: keeping them together would save less than their freedom to fill rows does. Where the longest
+# sequence is short, so is its prompt, and an eighth of it is what may be repeated.
+_CHEAP_CUT, _CHEAP_SHARE = 16, 8
 # Trees among which the ones that fill a row are sought; their sums already hit every room to the token.
 _OFFERED = 48
 
@@ -105,7 +106,8 @@ def shared_forest(sequences: Sequence[Int32[np.ndarray, " length"]]) -> Forest:
         shared[place] = common_prefix(sequences[order[place - 1]], sequences[order[place]])
     common = int(shared[1:].min()) if len(order) > 1 else 0
     # The first shares nothing with one before it and so begins a tree.
-    bounds = [*np.flatnonzero(shared <= common + _CHEAP_CUT).tolist(), len(order)]
+    cheap = min(_CHEAP_CUT, int(lengths.max(initial=0)) // _CHEAP_SHARE)
+    bounds = [*np.flatnonzero(shared <= common + cheap).tolist(), len(order)]
     trees = tuple(_tree(lengths, shared, a, b) for a, b in itertools.pairwise(bounds))
     return Forest(np.array(order, np.int64), lengths, shared, common if len(trees) > 1 else 0, trees)
 

@@ -131,6 +131,12 @@ def _rows_needed(forest: Forest, lengths: Sequence[int], row_multiple: int) -> F
             if divide(forest, rows, length) is not None:
                 need[index] = rows
                 break
+    if not np.isfinite(need).any():
+        # Rows hardly longer than the trees: each cut repeats a prefix, so that all together need far more rows.
+        rows = _round_up(-(-forest.size // lengths[-1]), row_multiple)
+        while rows < len(forest.order) and divide(forest, rows, lengths[-1]) is None:
+            rows += _round_up(rows // 16, row_multiple)
+        need[-1] = rows
     return need
 
 
