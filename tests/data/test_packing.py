@@ -221,6 +221,16 @@ def test_the_cut_of_a_tree_repeats_as_little_as_it_can():
     assert tokens_placed(batch) == 81 + 2 + 30
 
 
+def test_short_solutions_of_a_question_stay_together():
+    """Questions of 12 tokens that differ from the third on, with answers of 4: each question is in one row, once."""
+    questions = [[5, 6, *itertools.repeat(10 + i, 10)] for i in range(12)]
+    encoded = [solution(question, [[20 + j] * 3]) for question in questions for j in range(8)]
+    batch = pack(encoded, "tree", RowShapes(((12, 64),)), 96, 1)
+    check_rows(batch, encoded)
+    # Of all 2 + 12 (10 + 8 * 4) distinct prefixes, the two tokens of all questions are repeated in the other 11 rows.
+    assert tokens_placed(batch) == distinct_prefixes(encoded) + 11 * 2
+
+
 class TestErrors:
     @pytest.mark.parametrize("packing", PACKINGS)
     def test_a_sequence_longer_than_the_longest_row(self, packing):
@@ -288,6 +298,20 @@ class TestRowShapes:
         config = PackingConfig(packing="tree", row_length=512)
         forests = [forest_of(encoded, "tree") for encoded in self.sample(0, 8, 16)]
         assert {length for _, length in fit_shapes(forests, config, 405, 16).all()} == {512}
+
+    def test_rows_hardly_longer_than_solutions_are_fitted_too(self):
+        """Every cut repeats a third of a row, so that far more rows are needed than the distinct tokens fill."""
+        config = PackingConfig(packing="tree", row_length=64, row_shapes=1)
+        batches = []
+        for first in range(100, 108):
+            trunks = [[first, i, *[1] * 18] for i in range(8)]
+            batches.append([solution(trunk, [[20 + j] * 19]) for trunk in trunks for j in range(12)])
+        forests = [forest_of(encoded, "tree") for encoded in batches]
+        shapes = fit_shapes(forests, config, 40, 96)
+        for encoded in batches:
+            batch = pack(encoded, "tree", shapes, 96, 1)
+            check_rows(batch, encoded)
+            assert tokens_placed(batch) / batch.tokens.size > 0.8
 
     def test_a_batch_that_fits_shorter_rows_is_known_to_fit_longer_ones(self):
         """With one shape to choose, the one that holds both batches saves more than the best for the small one."""
