@@ -193,6 +193,12 @@ def test_options_that_do_not_go_together(tmp_path, more, message):
         run.plan(configure(tmp_path, *more))
 
 
+@pytest.mark.parametrize("grid", ["frontier", "real"])
+def test_other_grids_have_their_own_label_weights(tmp_path, grid):
+    with pytest.raises(UserError, match=f"--label_weight=node is for --grid=table, not --grid={grid}"):
+        run.run(configure(tmp_path, "--label_weight=node", f"--grid={grid}"), print)
+
+
 def test_a_laboratory_is_not_mixed_up(done):
     with pytest.raises(UserError, match="test_questions was 8"):
         experiment.main(configure(done, "--test_questions=9"))
@@ -211,6 +217,10 @@ def test_the_flag_files_are_whole_experiments(monkeypatch):
     grid, materials = run.plan(flags.parse(options.ExperimentConfig, ["experiment", f"--flagfile={once}"]))
     assert materials.laboratory is not None and materials.laboratory.corpus == "paths"
     assert {cell.what.label_weight for cell in grid} == {"trajectory", "node"}
+    windows = ROOT / "configs" / "lab" / "windows_once.flags"
+    grid, materials = run.plan(flags.parse(options.ExperimentConfig, ["experiment", f"--flagfile={windows}"]))
+    assert materials.base.loss.label_weight == "node" and {cell.what.label_weight for cell in grid} == {""}
+    assert {cell.treatment for cell in grid} == {"plain", "plain_matched", "c2", "fine_to_coarse"}
     real = ROOT / "configs" / "real" / "phase1.flags"
     given = ["--model=m", "--train_data=t.jsonl", "--tests=MATH500=c.jsonl.gz", "--output_dir=o"]
     config = flags.parse(options.ExperimentConfig, ["experiment", f"--flagfile={real}", *given])

@@ -97,6 +97,11 @@ class ExperimentConfig(Options):
         "all", "Candidates of Best-of-N: the mean over all subsets of n, or the first n, as bon.", choices=SUBSETS
     )
     margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0, upper=1000.0)
+    label_weight: str = option(
+        "trajectory",
+        "As --label_weight of train, for --grid=table; the treatments of the other grids have their own.",
+        choices=("trajectory", "node"),
+    )
     epochs_per_granularity: int = option(1, "Passes over the data at each granularity.", lower=1, upper=1000)
     window_tail: str = option(
         "keep", "Whether to keep a last window that is shorter than the others.", choices=("keep", "drop")
@@ -125,7 +130,7 @@ def base_options(config: ExperimentConfig) -> TrainConfig:
         granularity=GranularityConfig(
             epochs_per_granularity=config.epochs_per_granularity, window_tail=config.window_tail
         ),
-        loss=LossConfig(margin=config.margin),
+        loss=LossConfig(margin=config.margin, label_weight=config.label_weight),
         optimizer=config.optimizer,
         packing=config.packing,
         encoding=config.encoding,

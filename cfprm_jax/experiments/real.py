@@ -21,7 +21,9 @@ LEVEL = "real"
 
 _ONCE = Treatment("each label once", ("1",), packing="tree", label_weight="node")
 TREATMENTS = {
-    "expanded": Treatment("expanded, shuffled", ("1",), packing="sequence", record_chunk=1, steps=COMPUTE),
+    "expanded": Treatment(
+        "expanded, shuffled", ("1",), packing="sequence", record_chunk=1, steps=COMPUTE, label_weight="trajectory"
+    ),
     "each_once": _ONCE,
     "c2": dataclasses.replace(_ONCE, title="C=2, then 1", granularities=("2", "1")),
     "plain_matched": dataclasses.replace(_ONCE, title="each label once, steps of C=2 then 1", steps=MATCHED),

@@ -41,6 +41,8 @@ def run(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     Raises:
       UserError: incompatible options, or what a run of train raises.
     """
+    if config.grid != "table" and config.label_weight != "trajectory":
+        raise UserError(f"--label_weight={config.label_weight} is for --grid=table, not --grid={config.grid}")
     if config.grid == "real":
         return _run_real(config, log)
     grid, materials = plan(config)

@@ -111,7 +111,9 @@ class Runner:
             train_data=self._train(cell),
             model=dataclasses.replace(base.model, model=str(self._model(cell.level))),
             granularity=cell.granularity(base.granularity),
-            loss=dataclasses.replace(base.loss, loss=cell.loss, label_weight=what.label_weight),
+            loss=dataclasses.replace(
+                base.loss, loss=cell.loss, label_weight=what.label_weight or base.loss.label_weight
+            ),
             packing=dataclasses.replace(base.packing, packing=what.packing, record_chunk=what.record_chunk)
             if what.packing
             else base.packing,

@@ -22,7 +22,7 @@ class Treatment:
         the steps of "plain";
         "compute", as many as have the tokens that tree packing computes for all of the data; or "exact", the steps of
         the passes over the training set with exact labels.
-      label_weight: as --label_weight.
+      label_weight: as --label_weight; empty is that of the experiment.
       negative_weight: as --negative_weight; 0 gives negatives the share that they have of the distinct steps.
       batch_tokens: as --batch_tokens; 0 is the batch size of the experiment.
       train_tokens: tokens that the run computes, in passes as needed; 0 is what the passes have.
@@ -39,7 +39,7 @@ class Treatment:
     packing: str = ""
     record_chunk: int = 0
     steps: str = ALL
-    label_weight: str = "trajectory"
+    label_weight: str = ""
     negative_weight: float = 1.0
     batch_tokens: int = 0
     train_tokens: int = 0
