@@ -88,7 +88,7 @@ def test_rows_are_full_and_batches_have_no_empty_row(loaded, items):
     scorer = Scorer(loaded, batch_rows=6)
     encoded = [scorer.encoder.encode(*item).tokens for item in items]
     batches = scorer.plan(items).batches
-    assert [len(batch.rows[0]) for batch in batches] == [6, 2]
+    assert [len(batch.rows[0]) for batch in batches] == [6, 2, 1]
     assert all((batch.rows[0] != 0).any(axis=1).all() for batch in batches)
     assert shared_forest(encoded).size > 0.75 * slots(scorer, items)
 
