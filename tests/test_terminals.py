@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from tiny_runs import ROOT, finish, same_result, wait_for_step
+from tiny_runs import ROOT, before_step, finish, same_result, wait_for_step
 
 from cfprm_jax import bon, experiment, export, flags, plan, prepare, process_bench, sample, score, train
 from cfprm_jax.evaluation.options import BonConfig
@@ -175,10 +175,10 @@ def test_a_closed_terminal_a_comma_in_the_name_and_a_reader_who_leaves(tiny) -> 
     """SIGHUP saves and stops; the command that is printed resumes, and `| head -3` does not end it: all is as ever."""
     straight, _ = tiny.straight()
     run = tiny.directory / "one,two"
-    # A checkpoint at every step, so that the run is not over before the signal on a machine that is busy.
-    process = tiny.start(tiny.arguments(run.name, checkpoint_every=1))
+    process = tiny.start(tiny.arguments(run.name), hold=before_step(8))
     wait_for_step(process, run, 4)
     process.send_signal(signal.SIGHUP)
+    tiny.release(process)
     line = finish(process).splitlines()[-1]
     assert line.startswith("stopped by SIGHUP after step ")
     resume = shlex.split(line.partition("resume with: ")[2])

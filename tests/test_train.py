@@ -10,7 +10,7 @@ import signal
 
 import pytest
 from documented_keys import check as check_keys
-from tiny_runs import finish, rows, same_result, wait_for_step, write_corpus, write_model
+from tiny_runs import before_step, finish, rows, same_result, wait_for_step, write_corpus, write_model
 
 from cfprm_jax import flags, train
 from cfprm_jax.errors import UserError
@@ -74,7 +74,7 @@ def test_killed_it_comes_to_the_same_end(tiny, straight) -> None:
     """
     total = rows(straight[0])[-1]["step"]
     run, given = tiny.directory / "killed", tiny.arguments("killed")
-    process = tiny.start(given)
+    process = tiny.start(given, hold=before_step(total))
     wait_for_step(process, run, random.randint(4, total - 4))
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -85,9 +85,10 @@ def test_killed_it_comes_to_the_same_end(tiny, straight) -> None:
 @pytest.mark.slow
 def test_sigterm_saves_and_prints_how_to_resume(tiny, straight) -> None:
     run, given = tiny.directory / "stopped", tiny.arguments("stopped", checkpoint_every=1000)
-    process = tiny.start(given)
+    process = tiny.start(given, hold=before_step(9))
     wait_for_step(process, run, 5)
     process.send_signal(signal.SIGTERM)
+    tiny.release(process)
     text = finish(process)
     command = f"python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
     assert f"resume with: {command}" in text

@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
-from tiny_runs import TinyRuns, finish, rows, same_result, wait_for_step
+from tiny_runs import TinyRuns, before_step, finish, rows, same_result, wait_for_step
 
 import cfprm_jax
 from cfprm_jax import export, flags, train
@@ -115,7 +115,7 @@ def test_killed_it_comes_to_the_same_end(tiny):
     options = {**LORA, "dtype": "bfloat16"}
     finish(tiny.start(tiny.arguments("straight", **options)))
     given = tiny.arguments("killed", **options)
-    process = tiny.start(given)
+    process = tiny.start(given, hold=before_step(9))
     wait_for_step(process, tiny.directory / "killed", 5)
     process.send_signal(signal.SIGKILL)
     process.communicate()

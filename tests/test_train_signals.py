@@ -11,7 +11,7 @@ import sys
 import threading
 
 import pytest
-from tiny_runs import finish, rows, same_result
+from tiny_runs import Hold, before_step, finish, rows, same_result
 
 from cfprm_jax.checkpoints import retention, saving
 
@@ -79,7 +79,7 @@ def signalled(process: subprocess.Popen, line: str, number: signal.Signals) -> t
 def test_before_the_first_step(tiny, line: str, number: signal.Signals, status: int) -> None:
     """While it reads, tokenises and loads: nothing is waited for."""
     given = tiny.arguments(f"before_{line}", preemption_exit_code=75)
-    ended, text = signalled(tiny.start(given), line, number)
+    ended, text = signalled(tiny.start(given, hold=before_step(1)), line, number)
     assert ended == status
     assert text.splitlines()[-1] == f"stopped by {number.name}; {NOTHING_SAVED}"
     assert "Traceback" not in text and "error" not in text
@@ -100,7 +100,9 @@ def test_during_best_of_n_which_is_all_that_is_left(tiny) -> None:
     candidates.write_text(json.dumps({"id": "q", "question": "q", "answer": "2", "candidates": texts}) + "\n")
     given = [*tiny.arguments("choosing", max_steps=4), f"--bon_candidates={candidates}", "--bon_n=2,4"]
     run = tiny.directory / "choosing"
-    status, text = signalled(tiny.start([*given, "--preemption_exit_code=75"]), "done", signal.SIGTERM)
+    status, text = signalled(
+        tiny.start([*given, "--preemption_exit_code=75"], hold=Hold("best_of_n.score", 1)), "done", signal.SIGTERM
+    )
     assert status == 75
     command = f"python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
     assert text.splitlines()[-1] == f"stopped by SIGTERM; step 4 is saved; resume with: {command}"

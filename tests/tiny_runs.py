@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -84,6 +85,37 @@ def write_corpus(path: pathlib.Path, questions: int) -> None:
                 file.write(json.dumps(row) + "\n")
 
 
+class Hold(NamedTuple):
+    """A place in a run: before a call of a function of cfprm_jax.run, counted from 1."""
+
+    function: str
+    call: int
+
+
+def before_step(step: int) -> Hold:
+    """Before a step is computed; the one before the last is not logged then."""
+    return Hold("loop._Loop.dispatch", step)
+
+
+# The command, with one function that waits.
+HELD = """
+import os, runpy, time
+from cfprm_jax.run import best_of_n, loop
+
+owner, _, name = "{function}".rpartition(".")
+whole, calls = {function}, [0]
+
+def held(*arguments, **named):
+    calls[0] += 1
+    while calls[0] == {call} and not os.path.exists(f"{directory}/{{os.getpid()}}.released"):
+        time.sleep(0.001)
+    return whole(*arguments, **named)
+
+setattr(eval(owner), name, held)
+runpy.run_module("cfprm_jax.train", run_name="__main__", alter_sys=True)
+"""
+
+
 class TinyRuns:
     """Runs of one model on one corpus, each in a directory of its own.
 
@@ -121,15 +153,29 @@ class TinyRuns:
         }
         return [f"--{name}={value}" for name, value in values.items()]
 
-    def start(self, arguments: list[str], devices: int = 1, **environment: str) -> subprocess.Popen:
-        """One process of train."""
+    def start(
+        self, arguments: list[str], devices: int = 1, *, hold: Hold | None = None, **environment: str
+    ) -> subprocess.Popen:
+        """One process of train.
+
+        Args:
+          hold: where the process waits until it is killed, or :meth:`release` is called. A run that a test sends a
+            signal to could be over otherwise, as the test may wait for a processor.
+        """
+        command = ["-m", "cfprm_jax.train"]
+        if hold is not None:
+            command = ["-c", HELD.format(directory=str(self.directory), **hold._asdict())]
         return subprocess.Popen(
-            [sys.executable, "-m", "cfprm_jax.train", *arguments, f"--compile_cache_dir={self.compiled}"],
+            [sys.executable, *command, *arguments, f"--compile_cache_dir={self.compiled}"],
             env=self.environment(devices) | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def release(self, process: subprocess.Popen) -> None:
+        """Let a process that holds go on."""
+        (self.directory / f"{process.pid}.released").touch()
 
     def environment(self, devices: int = 1) -> dict[str, str]:
         """The environment of a process with the given number of CPU devices."""
@@ -141,10 +187,15 @@ class TinyRuns:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
 
-    def start_two(self, arguments: list[str], *only_second: str, devices: int = 1) -> list[subprocess.Popen]:
-        """Two processes of one run; only_second are more flags of the second."""
+    def start_two(
+        self, arguments: list[str], *only_second: str, devices: int = 1, hold: Hold | None = None
+    ) -> list[subprocess.Popen]:
+        """Two processes of one run; only_second are more flags of the second, which alone holds."""
         given = [*arguments, f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--heartbeat_timeout=10"]
-        return [self.start([*given, f"--process_id={i}", *(only_second if i else ())], devices) for i in range(2)]
+        return [
+            self.start([*given, f"--process_id={i}", *(only_second if i else ())], devices, hold=hold if i else None)
+            for i in range(2)
+        ]
 
     def straight(self) -> tuple[pathlib.Path, str]:
         """An undisturbed run and what it printed; made once."""
