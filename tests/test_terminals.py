@@ -175,7 +175,7 @@ def test_a_closed_terminal_a_comma_in_the_name_and_a_reader_who_leaves(tiny) -> 
     """SIGHUP saves and stops; the command that is printed resumes, and `| head -3` does not end it: all is as ever."""
     straight, _ = tiny.straight()
     run = tiny.directory / "one,two"
-    process = tiny.start(tiny.arguments(run.name), hold=before_step(8))
+    process = tiny.start(tiny.arguments(run.name), patch=before_step(8))
     wait_for_step(process, run, 4)
     process.send_signal(signal.SIGHUP)
     tiny.release(process)

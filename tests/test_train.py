@@ -74,7 +74,7 @@ def test_killed_it_comes_to_the_same_end(tiny, straight) -> None:
     """
     total = rows(straight[0])[-1]["step"]
     run, given = tiny.directory / "killed", tiny.arguments("killed")
-    process = tiny.start(given, hold=before_step(total))
+    process = tiny.start(given, patch=before_step(total))
     wait_for_step(process, run, random.randint(4, total - 4))
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -85,7 +85,7 @@ def test_killed_it_comes_to_the_same_end(tiny, straight) -> None:
 @pytest.mark.slow
 def test_sigterm_saves_and_prints_how_to_resume(tiny, straight) -> None:
     run, given = tiny.directory / "stopped", tiny.arguments("stopped", checkpoint_every=1000)
-    process = tiny.start(given, hold=before_step(9))
+    process = tiny.start(given, patch=before_step(9))
     wait_for_step(process, run, 5)
     process.send_signal(signal.SIGTERM)
     tiny.release(process)

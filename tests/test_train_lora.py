@@ -115,7 +115,7 @@ def test_killed_it_comes_to_the_same_end(tiny):
     options = {**LORA, "dtype": "bfloat16"}
     finish(tiny.start(tiny.arguments("straight", **options)))
     given = tiny.arguments("killed", **options)
-    process = tiny.start(given, hold=before_step(9))
+    process = tiny.start(given, patch=before_step(9))
     wait_for_step(process, tiny.directory / "killed", 5)
     process.send_signal(signal.SIGKILL)
     process.communicate()

@@ -7,53 +7,14 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import threading
 
 import pytest
-from tiny_runs import Hold, before_step, finish, rows, same_result
+from tiny_runs import BEFORE_BEST_OF_N, before_step, finish, rows, same_result
 
 from cfprm_jax.checkpoints import retention, saving
 
 NOTHING_SAVED = "no step is saved yet; start the same command again, with --resume=auto"
-# The real command, with something that happens at a certain moment of it.
-DRIVER = """
-import os, runpy, signal, sys, time
-from cfprm_jax.checkpoints import saving
-from cfprm_jax.run import evaluation, loop
-
-def before(owner, name, call, act):
-    whole, calls = getattr(owner, name), [0]
-    def counted(*arguments, **named):
-        calls[0] += 1
-        if calls[0] == call:
-            act()
-        return whole(*arguments, **named)
-    setattr(owner, name, counted)
-
-def send(number):
-    os.kill(os.getpid(), number)
-    time.sleep(0.1)
-
-{what}
-runpy.run_module("cfprm_jax.train", run_name="__main__", alter_sys=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def driven(tiny):
-    """Start the command with code that patches it."""
-
-    def start(what: str, arguments: list[str]) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, "-c", DRIVER.format(what=what), *arguments, f"--compile_cache_dir={tiny.compiled}"],
-            env=tiny.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    return start
 
 
 def signalled(process: subprocess.Popen, line: str, number: signal.Signals) -> tuple[int, str]:
@@ -79,16 +40,16 @@ def signalled(process: subprocess.Popen, line: str, number: signal.Signals) -> t
 def test_before_the_first_step(tiny, line: str, number: signal.Signals, status: int) -> None:
     """While it reads, tokenises and loads: nothing is waited for."""
     given = tiny.arguments(f"before_{line}", preemption_exit_code=75)
-    ended, text = signalled(tiny.start(given, hold=before_step(1)), line, number)
+    ended, text = signalled(tiny.start(given, patch=before_step(1)), line, number)
     assert ended == status
     assert text.splitlines()[-1] == f"stopped by {number.name}; {NOTHING_SAVED}"
     assert "Traceback" not in text and "error" not in text
 
 
-def test_while_the_first_step_compiles(tiny, driven) -> None:
+def test_while_the_first_step_compiles(tiny) -> None:
     """Again with --resume=auto it trains from the start."""
     given = tiny.arguments("compiling", max_steps=2)
-    text = finish(driven('before(loop.rules, "put_batch", 1, lambda: send(signal.SIGTERM))', given), status=0)
+    text = finish(tiny.start(given, patch='before(loop.rules, "put_batch", 1, lambda: send(signal.SIGTERM))'), status=0)
     assert text.splitlines()[-1] == f"stopped by SIGTERM; {NOTHING_SAVED}"
     assert not rows(tiny.directory / "compiling")
     assert "done        2 steps" in finish(tiny.start([*given, "--resume=auto"]))
@@ -101,7 +62,7 @@ def test_during_best_of_n_which_is_all_that_is_left(tiny) -> None:
     given = [*tiny.arguments("choosing", max_steps=4), f"--bon_candidates={candidates}", "--bon_n=2,4"]
     run = tiny.directory / "choosing"
     status, text = signalled(
-        tiny.start([*given, "--preemption_exit_code=75"], hold=Hold("best_of_n.score", 1)), "done", signal.SIGTERM
+        tiny.start([*given, "--preemption_exit_code=75"], patch=BEFORE_BEST_OF_N), "done", signal.SIGTERM
     )
     assert status == 75
     command = f"python -m cfprm_jax.train --flagfile={run}/run.flags --resume=auto"
@@ -125,19 +86,19 @@ def evaluated(tiny) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("last", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, evaluated, last: bool) -> None:
+def test_an_evaluation_that_is_cut_off_is_made_up(tiny, evaluated, last: bool) -> None:
     """By a signal, at the last step too, and by a kill when it is made up: in the end all is as if undisturbed."""
     straight, run = evaluated, tiny.directory / f"cut_off_{last}"
     step = 12 if last else 6
     given = tiny.arguments(run.name, **EVALUATED)
     cut = f'before(evaluation, "evaluate", {step // 6}, lambda: send(signal.SIGTERM))'
-    text = finish(driven(cut, given), status=0)
+    text = finish(tiny.start(given, patch=cut), status=0)
     assert f"stopped by SIGTERM after step {step}, which is saved; resume with: " in text
     assert "done  " not in text
     assert saving.read_meta(run, step)["metrics"] is None
     again = [*given, "--resume=auto"]
     killed = 'before(saving.Checkpoints, "add_evaluation", 1, lambda: send(signal.SIGKILL))'
-    finish(driven(killed, again), status=-signal.SIGKILL)
+    finish(tiny.start(again, patch=killed), status=-signal.SIGKILL)
     assert [row["step"] for row in rows(run) if "eval_auroc" in row] == [6, 12][: step // 6]
     assert saving.read_meta(run, step)["metrics"] is None
     finish(tiny.start(again))
@@ -148,9 +109,9 @@ def test_an_evaluation_that_is_cut_off_is_made_up(tiny, driven, evaluated, last:
     assert (straight / "best").resolve().name == (run / "best").resolve().name
 
 
-def test_a_second_interrupt_does_not_wait(tiny, driven) -> None:
+def test_a_second_interrupt_does_not_wait(tiny) -> None:
     given = tiny.arguments("twice", max_steps=12, checkpoint_every=2)
     twice = 'before(loop.rules, "put_batch", 7, lambda: (send(signal.SIGINT), send(signal.SIGINT)))'
-    text = finish(driven(twice, given), status=130)
+    text = finish(tiny.start(given, patch=twice), status=130)
     assert re.match(r"stopped by SIGINT; step [46] is saved; resume with: ", text.splitlines()[-1])
     assert "Traceback" not in text

@@ -122,7 +122,7 @@ def test_killed_with_the_compact_optimizer_and_trees_it_comes_to_the_same_end(ti
     steps = [row for row in rows(straight) if "loss" in row]
     assert sum(row["tokens_computed"] for row in steps) < 0.9 * sum(row["tokens_expanded"] for row in steps)
     given = tiny.arguments("compact_killed", **options)
-    process = tiny.start(given, hold=before_step(len(steps)))
+    process = tiny.start(given, patch=before_step(len(steps)))
     wait_for_step(process, run, random.randint(4, len(steps) - 4))
     process.kill()
     process.communicate()

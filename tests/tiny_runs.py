@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -85,35 +84,42 @@ def write_corpus(path: pathlib.Path, questions: int) -> None:
                 file.write(json.dumps(row) + "\n")
 
 
-class Hold(NamedTuple):
-    """A place in a run: before a call of a function of cfprm_jax.run, counted from 1."""
+# The real command, with something that happens at certain moments of it.
+PATCHED = """
+import os, runpy, signal, sys, time
+from cfprm_jax.checkpoints import saving
+from cfprm_jax.run import best_of_n, evaluation, loop
 
-    function: str
-    call: int
+def before(owner, name, call, act):
+    whole, calls = getattr(owner, name), [0]
+    def counted(*arguments, **named):
+        calls[0] += 1
+        if calls[0] == call:
+            act()
+        return whole(*arguments, **named)
+    setattr(owner, name, counted)
 
+def send(number):
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)
 
-def before_step(step: int) -> Hold:
-    """Before a step is computed; the one before the last is not logged then."""
-    return Hold("loop._Loop.dispatch", step)
-
-
-# The command, with one function that waits.
-HELD = """
-import os, runpy, time
-from cfprm_jax.run import best_of_n, loop
-
-owner, _, name = "{function}".rpartition(".")
-whole, calls = {function}, [0]
-
-def held(*arguments, **named):
-    calls[0] += 1
-    while calls[0] == {call} and not os.path.exists(f"{directory}/{{os.getpid()}}.released"):
+def wait():
+    while not os.path.exists(f"{directory}/{{os.getpid()}}.released"):
         time.sleep(0.001)
-    return whole(*arguments, **named)
 
-setattr(eval(owner), name, held)
+{patch}
 runpy.run_module("cfprm_jax.train", run_name="__main__", alter_sys=True)
 """
+
+
+# A run that a test sends a signal to could be over before, as the test may wait for a processor. So it waits at a place
+# of these until it is killed or released.
+BEFORE_BEST_OF_N = 'before(best_of_n, "score", 1, wait)'
+
+
+def before_step(step: int) -> str:
+    """The patch that waits before a step is computed; the one before the last is not logged then."""
+    return f'before(loop._Loop, "dispatch", {step}, wait)'
 
 
 class TinyRuns:
@@ -153,18 +159,15 @@ class TinyRuns:
         }
         return [f"--{name}={value}" for name, value in values.items()]
 
-    def start(
-        self, arguments: list[str], devices: int = 1, *, hold: Hold | None = None, **environment: str
-    ) -> subprocess.Popen:
+    def start(self, arguments: list[str], devices: int = 1, *, patch: str = "", **environment: str) -> subprocess.Popen:
         """One process of train.
 
         Args:
-          hold: where the process waits until it is killed, or :meth:`release` is called. A run that a test sends a
-            signal to could be over otherwise, as the test may wait for a processor.
+          patch: code of PATCHED that runs before the command.
         """
         command = ["-m", "cfprm_jax.train"]
-        if hold is not None:
-            command = ["-c", HELD.format(directory=str(self.directory), **hold._asdict())]
+        if patch:
+            command = ["-c", PATCHED.format(directory=self.directory, patch=patch)]
         return subprocess.Popen(
             [sys.executable, *command, *arguments, f"--compile_cache_dir={self.compiled}"],
             env=self.environment(devices) | environment,
@@ -174,7 +177,7 @@ class TinyRuns:
         )
 
     def release(self, process: subprocess.Popen) -> None:
-        """Let a process that holds go on."""
+        """Let a process that waits go on."""
         (self.directory / f"{process.pid}.released").touch()
 
     def environment(self, devices: int = 1) -> dict[str, str]:
@@ -188,12 +191,12 @@ class TinyRuns:
         }
 
     def start_two(
-        self, arguments: list[str], *only_second: str, devices: int = 1, hold: Hold | None = None
+        self, arguments: list[str], *only_second: str, devices: int = 1, patch: str = ""
     ) -> list[subprocess.Popen]:
-        """Two processes of one run; only_second are more flags of the second, which alone holds."""
+        """Two processes of one run; only_second are more flags of the second, which alone is patched."""
         given = [*arguments, f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--heartbeat_timeout=10"]
         return [
-            self.start([*given, f"--process_id={i}", *(only_second if i else ())], devices, hold=hold if i else None)
+            self.start([*given, f"--process_id={i}", *(only_second if i else ())], devices, patch=patch if i else "")
             for i in range(2)
         ]
 

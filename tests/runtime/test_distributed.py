@@ -11,7 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from tiny_runs import ROOT, Hold, before_step, finish, free_port, rows, same_result, wait_for_step
+from tiny_runs import BEFORE_BEST_OF_N, ROOT, before_step, finish, free_port, rows, same_result, wait_for_step
 
 from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import DistributedConfig
@@ -170,7 +170,7 @@ def test_a_signal_to_one_stops_both_at_one_step(tiny, two, candidates) -> None:
     run = tiny.directory / "signalled"
     options = {**OPTIONS, "mesh": "fsdp=-1", "checkpoint_every": 1000, "preemption_exit_code": 75}
     given = [*tiny.arguments("signalled", **options), candidates]
-    processes = tiny.start_two(given, hold=before_step(8))
+    processes = tiny.start_two(given, patch=before_step(8))
     wait_for_step(processes[0], run, 4)
     processes[1].send_signal(signal.SIGTERM)
     tiny.release(processes[1])
@@ -187,8 +187,8 @@ def test_a_signal_to_one_ends_both_where_nothing_is_left_to_save(tiny, candidate
     """Before the first step and in Best-of-N: process 0, which did not receive it, prints it, and only once."""
     run = tiny.directory / f"ended_{line}"
     options = {**OPTIONS, "max_steps": 2, "preemption_exit_code": 75}
-    hold = Hold("best_of_n.score", 1) if saved else before_step(1)
-    first, second = tiny.start_two([*tiny.arguments(run.name, **options), candidates], hold=hold)
+    patch = BEFORE_BEST_OF_N if saved else before_step(1)
+    first, second = tiny.start_two([*tiny.arguments(run.name, **options), candidates], patch=patch)
     printed = [next(text for text in first.stdout if text.startswith(line))]
     second.send_signal(signal.SIGTERM)
     printed.append(first.stdout.read())
@@ -232,7 +232,7 @@ def test_different_flags_are_refused(tiny) -> None:
 
 
 def test_one_that_is_killed_ends_the_other(tiny) -> None:
-    processes = tiny.start_two(tiny.arguments("one_killed"), hold=before_step(6))
+    processes = tiny.start_two(tiny.arguments("one_killed"), patch=before_step(6))
     wait_for_step(processes[0], tiny.directory / "one_killed", 2)
     processes[1].kill()
     begin = time.monotonic()
