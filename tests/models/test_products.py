@@ -1,0 +1,46 @@
+"""Products with weights against float64 NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cfprm_jax.models.products import times, times_columns
+
+ROUNDINGS = {"float32": 1e-6, "bfloat16": 2.0**-8}
+SHAPES = ((2, 31, 48, 80), (1, 128, 80, 48), (3, 1, 16, 16))
+
+
+def normal(rng: np.random.Generator, dtype: str, *shape: int) -> jax.Array:
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def assert_rounded(got: jax.Array, expected: np.ndarray, dtype: str) -> None:
+    """Equal up to one rounding to the dtype, of sums whose terms are of order one."""
+    assert got.dtype == dtype
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), expected, rtol=ROUNDINGS[dtype], atol=1e-6 * np.abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounded_once(dtype, shape):
+    rows, length, into, out = shape
+    rng = np.random.default_rng(0)
+    x, kernel = normal(rng, dtype, rows, length, into), normal(rng, "float32", out, into)
+    grad = normal(rng, dtype, rows, length, out)
+    y, (by_x, by_kernel) = jax.jit(lambda x, k, g: (times(x, k), jax.vjp(times, x, k)[1](g)))(x, kernel, grad)
+
+    wide_x, wide_grad = (np.asarray(a, np.float64) for a in (x, grad))
+    wide_kernel = np.asarray(kernel.astype(dtype), np.float64)
+    assert_rounded(y, wide_x @ wide_kernel.T, dtype)
+    assert_rounded(by_x, wide_grad @ wide_kernel, dtype)
+    expected = np.einsum("rlo,rli->oi", wide_grad, wide_x)
+    assert by_kernel.dtype == jnp.float32, "that of the weights"
+    assert_rounded(by_kernel.astype(dtype), expected, dtype)
+
+    columns = jax.jit(times_columns)(x[0].T, kernel)
+    assert_rounded(columns, wide_kernel @ wide_x[0].T, dtype)
