@@ -2,8 +2,8 @@
 
 Tokens per second and peak memory of training steps: everything trained, K layers frozen, and their output read from a
 cache, which is filled before the first step. `python -m cfprm_jax.train` runs in a process of its own for each and ends
-after its last step; the three take turns, --rounds times. Tokens are computed ones, and the first step, which compiles,
-does not count. Flags of train go behind --.
+after its last step; the three take turns, --rounds times. Tokens are computed ones, over the time from the end of the
+first step, which compiles, to the end of the last. Flags of train go behind --.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import argparse
 import json
 import pathlib
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 from common import take_turns, write_json
@@ -24,29 +24,34 @@ _FLAGS = (
     *("--loss=bce", "--label_weight=node", "--record_chunk=0", "--row_shapes=1", "--eval_fraction=0"),
     *("--dtype=float32", "--remat=none", "--learning_rate=2e-5", "--log_every=1"),
 )
-_RATE = re.compile(r"^step (\d+)/(\d+) .* ([\d,]+) tokens/s")
+_STEP = re.compile(r"^step (\d+)/(\d+) ")
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
 def run(flags: Sequence[str]) -> dict[str, float]:
-    """Median tokens/s of the steps after the first, and the peak of the memory in GiB, of one run."""
+    """Tokens/s of the steps after the first, and the peak of the memory in GiB, of one run."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "cfprm_jax.train", *_FLAGS, *flags, f"--output_dir={directory}/run"]
         process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        rates = []
+        ends = []
         for line in process.stdout or ():
-            match = _RATE.match(line)
+            match = _STEP.match(line)
             if match:
-                rates.append(float(match[3].replace(",", "")))
+                ends.append(time.monotonic())
                 if match[1] == match[2]:
                     break
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
         process.kill()
         process.wait()
+        if len(ends) < 2:
+            raise RuntimeError(f"{' '.join(command)} ended before its second step")
+        lines = (pathlib.Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()
+        if len(lines) < len(ends):
+            raise RuntimeError(f"{len(ends)} steps, but {len(lines)} lines of metrics")
+    tokens = sum(json.loads(line)["tokens_computed"] for line in lines[1 : len(ends)])
     peak = _PEAK.search(status)
-    if len(rates) < 2 or peak is None:
-        raise RuntimeError(f"{' '.join(command)} ended before its second step")
-    return {"tokens_per_second": statistics.median(rates[1:]), "peak_gib": int(peak[1]) / 2**20}
+    assert peak is not None
+    return {"tokens_per_second": tokens / (ends[-1] - ends[0]), "peak_gib": int(peak[1]) / 2**20}
 
 
 def main() -> None:
