@@ -4,7 +4,8 @@ DIRECTORY holds train.jsonl and held_out.jsonl, stepwise JSON lines, and model/,
 Face with two classes and a tokenizer. Both sides train it from the same weights on the same trajectories with float32,
 AdamW and linear decay: TRL's PRM trainer (bench/trl_auroc.py) in batches of --batch_size trajectories, each weighed by
 itself; this package on whole records with each label once, in batches of --batch_tokens. Each side's learning rate is
-the best of --learning_rates in a first run of each, which is not counted. Then the sides alternate, --rounds times.
+the best of --learning_rates in a first run of each, which is not counted; a single one is taken without such a run.
+Then the sides alternate, --rounds times.
 
 The measure is AUROC over the distinct held-out steps, every --every and --peer_every steps; evaluations are not part of
 the time, nor are importing, reading and tokenizing. Compilation is part of it: our time starts before the first step is
@@ -146,24 +147,22 @@ def main(config: TimeConfig) -> int:
     devices = select_devices(config.platform)
     rates = [float(text) for text in config.learning_rates]
     with tempfile.TemporaryDirectory() as scratch:
-        tried = {
-            "peer": {rate: peers(config, rate, 0) for rate in rates},
-            "ours": {rate: ours(config, rate, 0, scratch) for rate in rates},
-        }
+        tried: dict[str, dict[float, dict[str, Any]]] = {"peer": {}, "ours": {}}
+        if len(rates) > 1:
+            tried["peer"] = {rate: peers(config, rate, 0) for rate in rates}
+            tried["ours"] = {rate: ours(config, rate, 0, scratch) for rate in rates}
         chosen = {}
         for side, runs in tried.items():
             for rate, run in runs.items():
                 step, seconds, auroc = best(run["curve"])
                 print(f"{side}, learning rate {rate:g}: best AUROC {auroc:.4f} after {seconds:.1f} s, step {step:.0f}")
-            chosen[side] = max(runs, key=lambda rate: best(runs[rate]["curve"])[2])
-        same = {
-            tuple(run[name] for name in ("positives", "negatives")) for runs in tried.values() for run in runs.values()
-        }
-        if len(same) != 1:
-            raise SystemExit(f"the sides have other held-out steps: {sorted(same)} positive and negative")
+            chosen[side] = max(runs, key=lambda rate: best(runs[rate]["curve"])[2]) if runs else rates[0]
         rounds = []
         for seed in range(1, config.rounds + 1):
             theirs, own = peers(config, chosen["peer"], seed), ours(config, chosen["ours"], seed, scratch)
+            counts = [[run[name] for name in ("positives", "negatives")] for run in (theirs, own)]
+            if counts[0] != counts[1]:
+                raise SystemExit(f"the sides have other held-out steps: {counts} positive and negative")
             _, seconds, auroc = best(theirs["curve"])
             until = reached(own["curve"], auroc)
             ratio = None if until is None else seconds / until

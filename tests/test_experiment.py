@@ -204,6 +204,11 @@ def test_a_laboratory_is_not_mixed_up(done):
         experiment.main(configure(done, "--test_questions=9"))
 
 
+def test_the_negatives_of_q_ranking_reach_its_cells(tmp_path):
+    _, materials = run.plan(configure(tmp_path, "--rows=q_ranking", "--ranking_negatives=question"))
+    assert materials.base.loss.ranking_negatives == "question"
+
+
 def test_the_flag_files_are_whole_experiments(monkeypatch):
     monkeypatch.chdir("/")  # a flag file means the same from anywhere
     lab = ROOT / "configs" / "lab" / "paper.flags"

@@ -188,6 +188,7 @@ def plot(points: Sequence[Point], path: pathlib.Path) -> None:
     from matplotlib.figure import Figure
 
     rows, tests = list(dict.fromkeys(point.row for point in points)), list(points[0].accuracy)
+    budgets = sorted({frontier.treatment(point.treatment).train_tokens for point in points})
     figure = Figure(figsize=(4.6 * len(tests), 3.6 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), len(tests), squeeze=False, sharex=True)
     for row, line in zip(rows, axes, strict=True):
@@ -213,6 +214,8 @@ def plot(points: Sequence[Point], path: pathlib.Path) -> None:
                 high = [100 * point.accuracy[test].high for point in curve]
                 panel.fill_between([point.tokens for point in curve], low, high, alpha=0.08, linewidth=0)
             panel.set_xscale("log")
+            panel.minorticks_off()
+            panel.set_xticks(budgets, [f"{budget / 1e6:g} million" for budget in budgets])
             panel.set_title(f"{LOSSES[row]}, {test}")
             panel.set_xlabel("computed tokens")
             panel.set_ylabel("Best-of-N accuracy, %")

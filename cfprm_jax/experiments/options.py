@@ -97,6 +97,11 @@ class ExperimentConfig(Options):
         "all", "Candidates of Best-of-N: the mean over all subsets of n, or the first n, as bon.", choices=SUBSETS
     )
     margin: float = option(4.0, "Margin of Q-ranking.", lower=0.0, upper=1000.0)
+    ranking_negatives: str = option(
+        "path",
+        "As --ranking_negatives of train, for rows of q_ranking whose labels count once.",
+        choices=("path", "question"),
+    )
     label_weight: str = option(
         "trajectory",
         "As --label_weight of train, for --grid=table; the treatments of the other grids have their own.",
@@ -130,7 +135,9 @@ def base_options(config: ExperimentConfig) -> TrainConfig:
         granularity=GranularityConfig(
             epochs_per_granularity=config.epochs_per_granularity, window_tail=config.window_tail
         ),
-        loss=LossConfig(margin=config.margin, label_weight=config.label_weight),
+        loss=LossConfig(
+            margin=config.margin, label_weight=config.label_weight, ranking_negatives=config.ranking_negatives
+        ),
         optimizer=config.optimizer,
         packing=config.packing,
         encoding=config.encoding,
