@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,3 +46,18 @@ def test_rounded_once(dtype, shape):
 
     columns = jax.jit(times_columns)(x[0].T, kernel)
     assert_rounded(columns, wide_kernel @ wide_x[0].T, dtype)
+
+
+def test_what_xla_has_fast_kernels_for_on_cpu():
+    """bfloat16 operands, a float32 result, and no transposed left side, forward and backward."""
+    rows, length, into, out = SHAPES[0]
+    rng = np.random.default_rng(0)
+    x, kernel = normal(rng, "bfloat16", rows, length, into), normal(rng, "bfloat16", out, into)
+    grad = normal(rng, "bfloat16", rows, length, out)
+    both = jax.jit(lambda x, k, g: (times(x, k), jax.vjp(times, x, k)[1](g)))
+    compiled = both.lower(x, kernel, grad).compile().as_text()
+    products = re.findall(r"= (\w+)\[\S+ dot\((\S+), (\S+)\), lhs_contracting_dims=\{(\d)\}", compiled)
+    assert [(result, contracted) for result, _, _, contracted in products] == [("f32", "1")] * 3
+    for _, *operands, _ in products:
+        for operand in operands:
+            assert re.search(rf"{re.escape(operand)} = bf16\[", compiled), operand
