@@ -8,10 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jaxtyping import Array, BFloat16, Float
 
 # XLA on CPU moves a transposition into the product that reads it, which then has no fast kernel; not past padding.
 _PADDING = 16
+
+_Kept = tuple[jax.Array | None, jax.Array | None]
 
 
 def matmul_precision(dtype: Any) -> jax.lax.Precision | None:
@@ -63,13 +66,20 @@ def _times_bfloat16(
     return _einsum_bfloat16("ti,oi->to", x, kernel)
 
 
-def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _times_bfloat16(x, kernel), (x, kernel)
+def _forward(x: CustomVJPPrimal, kernel: CustomVJPPrimal) -> tuple[jax.Array, _Kept]:
+    """An operand is kept for the gradient of the other one only: a frozen kernel needs no x."""
+    kept = x.value if kernel.perturbed else None, kernel.value if x.perturbed else None
+    return _times_bfloat16(x.value, kernel.value), kept
 
 
-def _backward(kept: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(kept: _Kept, grad: jax.Array | SymbolicZero) -> tuple[jax.Array | None, jax.Array | None]:
+    if isinstance(grad, SymbolicZero):
+        return None, None
     x, kernel = kept
-    return _einsum_bfloat16("to,oi->ti", grad, kernel), jax.lax.platform_dependent(
+    x_gradient = None if kernel is None else _einsum_bfloat16("to,oi->ti", grad, kernel)
+    if x is None:
+        return x_gradient, None
+    return x_gradient, jax.lax.platform_dependent(
         grad, x, cpu=_kernel_gradient, default=functools.partial(_einsum, "to,ti->oi")
     )
 
@@ -81,4 +91,4 @@ def _kernel_gradient(
     return _einsum_float32("ot,ti->oi", rows, jnp.pad(x, ((0, _PADDING), (0, 0))))
 
 
-_times_bfloat16.defvjp(_forward, _backward)
+_times_bfloat16.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -60,3 +60,15 @@ def test_what_xla_has_fast_kernels_for_on_cpu():
     assert types == [("bf16", "bf16", "f32")] * 3
     contracted = re.findall(r" dot\(.*lhs_contracting_dims=\{(\d)\}", lowered.compile().as_text())
     assert contracted == ["1"] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_operand_is_kept_for_the_gradient_of_the_other_alone(dtype):
+    """A frozen kernel needs no x, and the first product of a network no kernel."""
+    x, kernel = jnp.zeros((1, 128, 80), dtype), jnp.zeros((48, 80), dtype)
+
+    def kept(function, argument):
+        return sum(a.size for a in jax.tree.leaves(jax.vjp(function, argument)[1]))
+
+    assert kept(lambda x: times(x, kernel), x) == kernel.size
+    assert kept(lambda k: times(x, k), kernel) == x.size
