@@ -336,11 +336,11 @@ def _shown(number: float | None) -> str:
 def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The flags of train that the card lists, as (name, value)."""
     sizes = options["granularities"] or [str(size) for size in range(options["c_max"], 0, -1)]
+    epochs = options["epochs_per_granularity"]
+    passes = "one pass" if epochs == 1 else f"{epochs} passes"
     if len(sizes) == 1:
-        yield "windows", f"C = {sizes[0]}"
+        yield "windows", f"C = {sizes[0]}, {passes} over the data"
     else:
-        epochs = options["epochs_per_granularity"]
-        passes = "one pass" if epochs == 1 else f"{epochs} passes"
         yield "windows", f"C = {', '.join(map(str, sizes))} ({options['schedule']}), {passes} over the data at each"
     margin = f", margin {options['margin']}" if options["loss"] == "q_ranking" else ""
     # A run of an earlier version has no such options.

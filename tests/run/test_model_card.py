@@ -120,6 +120,12 @@ def test_the_newest_checkpoint_with_everything(run):
         assert line in text, line
 
 
+def test_passes_of_a_run_with_one_granularity(run):
+    training = model_card.read_training(run)
+    options = {**training.options, "granularities": ["1"], "epochs_per_granularity": 3}
+    assert "| windows | C = 1, 3 passes over the data |" in card_of(dataclasses.replace(training, options=options))
+
+
 def test_a_run_in_another_dtype_is_compared_in_that_of_the_export(run):
     training = model_card.read_training(run)
     for dtype, noted in (("bfloat16", True), ("float32", False)):
