@@ -42,7 +42,7 @@ def main(config: LabelConfig) -> int:
         _show(config, run.merge(config, functools.partial(print, flush=True)))
         return 0
     if judging:
-        _show_consensus(config, run.consensus(config))
+        _show_consensus(config, run.consensus(config, functools.partial(print, flush=True)))
         return 0
     try:
         _show(config, run.label(config, functools.partial(print, flush=True)))
@@ -80,6 +80,8 @@ def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
 
 
 def _show_consensus(config: LabelConfig, summary: dict[str, Any]) -> None:
+    if summary["bad_rows"]:
+        print(f"bad rows    {len(summary['bad_rows']):,} skipped")
     if "requests" in summary:
         print(f"requests    {summary['requests']:,} in {config.consensus.write_judge_requests}")
         return

@@ -185,3 +185,12 @@ def test_what_scores_loads_nothing_that_trains() -> None:
         above = {module for module in modules if level(room(module)) > level(name)}
         assert not above, name
         assert not {room(module) for module in modules} & set(LEARNING)
+
+
+def test_what_the_package_offers_is_imported_when_it_is_used() -> None:
+    code = (
+        "import sys, cfprm_jax; assert 'jax' not in sys.modules; "
+        "print(cfprm_jax.load, cfprm_jax.losses.q_ranking, cfprm_jax.data.read, sorted(cfprm_jax.__all__))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -15,6 +15,7 @@ from cfprm_jax import flags, label, prepare, sample, synthetic
 from cfprm_jax.config import EstimateConfig
 from cfprm_jax.data import read
 from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.labelling.inputs import read_solutions
 from cfprm_jax.labelling.options import LabelConfig
 from cfprm_jax.synthetic import judge
 
@@ -176,6 +177,7 @@ def test_consensus_with_a_judge(world, policy, tmp_path, capsys) -> None:
     options = ("--method=consensus", f"--write_judge_requests={requests}")
     assert run(world, "", *options, source=rolled) == 0
     assert f"requests    16 in {requests}" in capsys.readouterr().out
+    assert summary(requests)["requests"] == 16 and summary(requests)["config"]["input"] == [str(rolled)]
     results = []
     for number, (request, row) in enumerate(zip(lines(requests), lines(rolled), strict=True)):
         exact = judge.judge(judge.parse_problem(row["prompt"]), row["completions"]).labels
@@ -191,6 +193,12 @@ def test_consensus_with_a_judge(world, policy, tmp_path, capsys) -> None:
         entry["rows"] for entry in share["confusion"] if entry["counts"] == entry["judge"]
     )
     assert 0 < share["kept"] < 16 and "kept        " in capsys.readouterr().out
+    damaged, allowed = tmp_path / "damaged.jsonl", tmp_path / "allowed.jsonl"
+    damaged.write_text("{}\n" + rolled.read_text())
+    given = ("--method=consensus", f"--judge={verdicts}", "--max_bad_rows=1")
+    assert run(world, allowed, *given, source=damaged) == 0
+    assert "bad rows    1 skipped" in capsys.readouterr().out
+    assert lines(allowed) == lines(kept) and summary(allowed)["bad_rows"][0].startswith("damaged.jsonl:1: ")
 
 
 def test_prepare_takes_what_label_writes(world, policy, tmp_path) -> None:
@@ -253,6 +261,27 @@ def test_bad_rows_name_the_line_and_may_be_skipped(world, policy, tmp_path, caps
         capsys.readouterr()
         assert run(world, tmp_path / "b.jsonl", f"--engine={url}", "--max_bad_rows=1", source=source) == 0
     assert len(lines(tmp_path / "b.jsonl")) == 1 and len(summary(tmp_path / "b.jsonl")["bad_rows"]) == 1
+
+
+STEPWISE = {"prompt": "start=one+two", "answer": "three", "completions": ["one+two=three", "x"]}
+
+
+@pytest.mark.parametrize(
+    "change", [{"completions": []}, {"correct": "yes"}, {"answer": "four"}], ids=["completions", "correct", "answer"]
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_bad_row_is_skipped_without_the_others_of_its_prompt(change, place, tmp_path) -> None:
+    path = tmp_path / "in.jsonl"
+    rows = [STEPWISE, {**STEPWISE, "correct": True}, STEPWISE]
+    rows.insert(place, {**STEPWISE, **change})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    skipped: list[str] = []
+    (found,) = read_solutions([path], "\n\n", skipped.append)
+    if change == {"answer": "four"} and place == 0:  # the answer is that of the first row
+        assert len(found.solutions) == 1 and len(skipped) == 3
+        return
+    assert [one.correct for one in found.solutions] == [None, True, None]
+    assert len(skipped) == 1 and skipped[0].startswith(f"in.jsonl:{place + 1}: ")
 
 
 SHARES = 5

@@ -107,6 +107,17 @@ def test_malformed_rows_that_are_allowed_are_reported_and_listed(tiny, world, ca
     assert re.match(r"one_bad.jsonl:\d+: .*1\.7", listed)
 
 
+def test_malformed_rows_of_the_held_out_corpus_too(tiny, world, capsys) -> None:
+    rows = world / "bad_held_out.jsonl"
+    rows.write_text((world / "train.jsonl").read_text() + '{"prompt": "1+1", "completions": ["2"], "labels": [1.7]}\n')
+    given = tiny.arguments("bad_held_out", eval_data=rows, max_bad_rows=1, max_steps=1)
+    assert train.main(flags.parse(train.TrainConfig, ["train", *given, "--compile_cache_dir="])) == 0
+    assert re.search(r"held out .*1 malformed row skipped", capsys.readouterr().out)
+    counts = json.loads((world / "bad_held_out" / "corpus.json").read_text())
+    (listed,) = counts["held_out"]["bad_rows"]
+    assert re.match(r"bad_held_out.jsonl:\d+: .*1\.7", listed) and not counts["bad_rows"]
+
+
 def refused(arguments: list[str]) -> str:
     with pytest.raises(UserError) as error:
         # Without the cache, which the other tests of this process would inherit.

@@ -64,6 +64,7 @@ class Setup:
         mesh: str = "data=1",
         devices: int = 1,
         loss: str = "bce",
+        negative_weight: float = 1.0,
         num_steps: int = 10,
         network: str = "toy",
         **options,
@@ -89,7 +90,7 @@ class Setup:
         self.tx = AdamW(self.optimizer, self.schedule, self.specs)
         self.shardings = step.state_shardings(self.tx, self.param_shardings, self.mesh)
         self.batch_shardings = rules.batch_shardings(self.mesh)
-        self.loss = losses.loss_function(LossConfig(loss=loss))
+        self.loss = losses.loss_function(LossConfig(loss=loss, negative_weight=negative_weight))
         self.pure = functools.partial(
             step.train_step,
             forward=self.forward,

@@ -64,7 +64,9 @@ def run(config: PRMBenchConfig, log: Log) -> dict[str, Any] | None:
     if config.shard:
         from cfprm_jax.benchmarks import scoring
 
-        scoring.score_share(config, found.cases, question=_question, given=given, scored=_scored_row, log=log)
+        scoring.score_share(
+            config, found.cases, question=_question, given=given, scored=_scored_row, log=log, unit="cases"
+        )
         return None
     table = read_scores(config.scores, found.cases) if config.scores else None
     if config.merge:

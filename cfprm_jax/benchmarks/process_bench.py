@@ -57,7 +57,9 @@ def run(config: ProcessBenchConfig, log: Log) -> dict[str, Any] | None:
     if config.shard:
         from cfprm_jax.benchmarks import scoring
 
-        scoring.score_share(config, found, question=_question, given=_given, scored=_part_row, log=log)
+        scoring.score_share(
+            config, found, question=_question, given=_given, scored=_part_row, log=log, unit="solutions"
+        )
         return None
     if config.merge:
         found = merged(found, config)

@@ -58,17 +58,12 @@ def score_cases(
       log: receives the lines about devices and PRM.
       unit: plural of a case, for the progress line.
     """
-
-    def so_far() -> str:
-        return f"{counts.rows:,} of {len(cases):,} {unit}, {counts.rows / progress.elapsed:,.1f} {unit}/s"
-
     with session.opened(config.device, log) as (_, mesh):
         scorer, encoding = open_scorer(config, mesh, log)
         out, counts, progress = [], ScoringCounts(), ProgressLine("scoring")
         for case, (row, _) in zip(cases, score_rows(map(given, cases), scorer, counts), strict=True):
             out.append(scored(case, row))
-            if not counts.ready:
-                progress.show(so_far, counts.rows / len(cases))
+            _show(progress, counts, len(cases), unit)
         progress.clear()
     return out, encoding
 
@@ -81,6 +76,7 @@ def score_share(
     given: Callable[[_T], SourcedRow],
     scored: Callable[[_T, Mapping[str, Any]], Mapping[str, Any]],
     log: Log,
+    unit: str,
 ) -> None:
     """Score the share of --shard into its part, beside --output_dir; one that was stopped resumes.
 
@@ -91,6 +87,7 @@ def score_share(
       given: a case as a stepwise row, and its source.
       scored: the row of the part, of a case and of its stepwise row with scores.
       log: receives the lines about devices, PRM and part.
+      unit: plural of a case, for the progress line.
     """
     config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
     with (
@@ -101,7 +98,17 @@ def score_share(
             scorer, encoding = open_scorer(config, mesh, log)
             output.require("encoding", encoding)
             own = [case for case in cases if shard.owns(question(case))][output.done :]
-            rows = score_rows(map(given, cases), scorer, ScoringCounts(), output.done, shard)
+            counts, progress = ScoringCounts(), ProgressLine("scoring")
+            rows = score_rows(map(given, cases), scorer, counts, output.done, shard)
             for case, (row, _) in zip(own, rows, strict=True):
                 output.write(scored(case, row))
+                _show(progress, counts, len(own), unit)
+            progress.clear()
     log(f"part        {shard.path(f'{config.output_dir}.jsonl')}")
+
+
+def _show(progress: ProgressLine, counts: ScoringCounts, cases: int, unit: str) -> None:
+    """A line of how many cases were scored, where no scored ones wait."""
+    if not counts.ready:
+        rate = counts.rows / progress.elapsed
+        progress.show(lambda: f"{counts.rows:,} of {cases:,} {unit}, {rate:,.1f} {unit}/s", counts.rows / cases)

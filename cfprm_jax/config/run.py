@@ -33,8 +33,8 @@ class DistributedConfig(Options):
 
     distributed: str = option(
         "auto",
-        "auto joins a distributed run if --coordinator, JAX_COORDINATOR_ADDRESS, Slurm or a TPU pod describes one; off "
-        "runs a single process.",
+        "auto joins a distributed run if --coordinator, JAX_COORDINATOR_ADDRESS, Slurm or, with --platform=tpu, a TPU "
+        "pod describes one; off runs a single process.",
         choices=("auto", "off"),
     )
     coordinator: str = option(

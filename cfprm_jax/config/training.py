@@ -102,7 +102,11 @@ class LossConfig(Options):
 class EvalConfig(Options):
     """Evaluation."""
 
-    eval_data: tuple[str, ...] = option((), "Held-out corpora; overrides --eval_fraction.", kind="list")
+    eval_data: tuple[str, ...] = option(
+        (),
+        "Held-out corpora; overrides --eval_fraction, as --train_data=synthetic does, which has its own.",
+        kind="list",
+    )
     eval_fraction: float = option(
         0.02,
         "Fraction of the questions held out of training, selected by a hash of their text.",

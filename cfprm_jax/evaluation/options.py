@@ -33,8 +33,8 @@ class BonConfig(Options):
 
     input: tuple[str, ...] = option(
         (),
-        'Scored candidates: files or globs, comma-separated. The data set of a row is its "dataset"; without it and '
-        "with several files, each file is a data set.",
+        'Scored candidates: files or globs, comma-separated. The data set of a row is its "dataset". Where that is '
+        "missing, each of several files is a data set, and so is each glob, whose files are parts of one.",
         kind="list",
     )
     input2: tuple[str, ...] = option(

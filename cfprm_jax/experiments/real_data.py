@@ -48,22 +48,21 @@ class Chosen(NamedTuple):
       read: how many were read; reading stops once there are enough.
       too_large: how many of those have more tokens than allowed.
       unlabelled: how many have no labelled step, or a question too long for one.
-      bad_rows: malformed rows that --max_bad_rows allowed.
+      bad_rows: malformed rows that --max_bad_rows allowed: file, line and reason.
     """
 
     records: list[Record]
     read: int
     too_large: int
     unlabelled: int
-    bad_rows: int
+    bad_rows: list[str]
 
     def describe(self) -> str:
         """For the log."""
         tokens = sum(record.tokens for record in self.records)
         left_out = f"{self.too_large:,} too large, {self.unlabelled:,} without labelled steps"
-        if self.bad_rows:
-            left_out += f", {self.bad_rows:,} malformed rows"
-        return f"{len(self.records):,} of the first {self.read:,} records ({left_out}), {tokens:,} distinct tokens"
+        found = f"{len(self.records):,} of the first {self.read:,} records ({left_out}), {tokens:,} distinct tokens"
+        return found + "".join(f"\nskipped     {row}" for row in self.bad_rows)
 
 
 class Flags(NamedTuple):
@@ -113,7 +112,7 @@ def choose(paths: Sequence[str], read: ReadConfig, encoder: Encoder, number: int
             found += f" ({', '.join(reasons)})"
         expected = f"fewer than --{flags.number}={number}; 0 is all of them" if number else "expected at least one"
         raise UserError(f"{found}, {expected}")
-    return Chosen(records, seen, too_large, unlabelled, len(report.bad_rows))
+    return Chosen(records, seen, too_large, unlabelled, [str(row) for row in report.bad_rows])
 
 
 def drawn(records: Sequence[Record], most: int, seed: int) -> list[Record]:
@@ -245,7 +244,8 @@ def read_sets(
         )
         held_out = HeldOut.of(chosen.records)
         log(
-            f"held out    {chosen.describe()}, {len(held_out.items):,} trajectories, {len(held_out.label):,} distinct "
+            f"held out    {chosen.describe()}\n"
+            f"held out    {len(held_out.items):,} trajectories, {len(held_out.label):,} distinct "
             f"steps, {int((held_out.label <= _THRESHOLD).sum()):,} of them wrong"
         )
     else:

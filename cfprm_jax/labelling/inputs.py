@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,17 +62,11 @@ def read_solutions(paths: Paths, separator: str, skip: Skip) -> Iterator[Labelle
       UserError: a file that is missing, empty or damaged, or a question that occurs twice.
     """
     seen: dict[str, str] = {}
-    for is_stepwise, group in itertools.groupby(_rows(paths, skip), lambda pair: _group(pair[0])):
-        for one in [list(group)] if is_stepwise else ([pair] for pair in group):
-            try:
-                question, candidates = (_stepwise if is_stepwise else _candidates)(one)
-            except UserError as error:
-                skip(str(error))
-                continue
-            if question.name in seen:
-                raise UserError(f'{question.source}: "id" {question.id!r} was already that of {seen[question.name]}')
-            seen[question.name] = question.source
-            yield Labelled(question, candidates, tuple(_solutions(candidates, separator)))
+    for question, candidates in _questions(paths, skip):
+        if question.name in seen:
+            raise UserError(f'{question.source}: "id" {question.id!r} was already that of {seen[question.name]}')
+        seen[question.name] = question.source
+        yield Labelled(question, candidates, tuple(_solutions(candidates, separator)))
 
 
 def read_questions(paths: Paths, skip: Skip) -> Iterator[Labelled]:
@@ -100,6 +95,16 @@ def with_correctness(labelled: Labelled, verdicts: list[bool | None]) -> Labelle
     return dataclasses.replace(labelled, solutions=solutions, rate=(sum(known), len(known)))
 
 
+def _questions(paths: Paths, skip: Skip) -> Iterator[tuple[QuestionRow, tuple[Candidate, ...]]]:
+    for is_stepwise, group in itertools.groupby(_rows(paths, skip), lambda pair: _group(pair[0])):
+        if is_stepwise:
+            found = _stepwise(list(group), skip)
+            if found is not None:
+                yield found
+            continue
+        yield from filter(None, itertools.starmap(functools.partial(_candidates, skip=skip), group))
+
+
 def _rows(paths: Paths, skip: Skip) -> Iterator[tuple[dict[str, Any], str]]:
     for file in expand(paths):
         for row in rows(file):
@@ -115,36 +120,67 @@ def _group(row: dict[str, Any]) -> Any:
     return ("prompt", str(row["prompt"])) if "prompt" in row and "completions" in row else None
 
 
-def _candidates(pairs: list[tuple[dict[str, Any], str]]) -> tuple[QuestionRow, tuple[Candidate, ...]]:
-    ((row, source),) = pairs
-    one = parse_question(row, source)
-    if not one.answer.strip():
-        raise UserError(f'{source}: "answer" is empty, and rollouts are compared with it')
+def _candidates(row: dict[str, Any], source: str, skip: Skip) -> tuple[QuestionRow, tuple[Candidate, ...]] | None:
+    try:
+        one = parse_question(row, source)
+        if not one.answer.strip():
+            raise UserError(f'{source}: "answer" is empty, and rollouts are compared with it')
+    except UserError as error:
+        skip(str(error))
+        return None
     question = QuestionRow(one.id, one.question, one.answer, one.dataset, source)
     return question, one.candidates
 
 
-def _stepwise(pairs: list[tuple[dict[str, Any], str]]) -> tuple[QuestionRow, tuple[Candidate, ...]]:
-    row, source = pairs[0]
-    prompt, answer = row["prompt"], row.get("answer")
+def _stepwise(pairs: list[tuple[dict[str, Any], str]], skip: Skip) -> tuple[QuestionRow, tuple[Candidate, ...]] | None:
+    """The question of rows of one prompt, without those that are malformed; None if all are.
+
+    Name and answer are those of the first row. The others need no answer, but may not have another one.
+    """
+    question, found = None, []
+    for row, source in pairs:
+        try:
+            candidate = _stepwise_candidate(row, source)
+            question = question or _stepwise_question(row, source)
+            answer = _answer(row)
+            if answer and answer != question.answer:
+                raise UserError(
+                    f'{source}: "answer" is {answer!r:.40}, and {question.answer!r:.40} in {question.source}'
+                )
+        except UserError as error:
+            skip(str(error))
+        else:
+            found.append(candidate)
+    return None if question is None else (question, tuple(found))
+
+
+def _stepwise_question(row: dict[str, Any], source: str) -> QuestionRow:
+    prompt, answer = row["prompt"], _answer(row)
     if not isinstance(prompt, str) or not prompt.strip():
         raise UserError(f'{source}: "prompt" is not a question')
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        answer = str(answer)
-    if not isinstance(answer, str) or not answer.strip():
+    if not answer:
         raise UserError(f'{source}: no "answer", and rollouts are compared with it')
     own = row.get("id")
     name = own if isinstance(own, str | int) and not isinstance(own, bool) else digests.of_text(prompt)[:16]
     dataset = row.get("dataset") if isinstance(row.get("dataset"), str) else None
-    found = []
-    for other, where in pairs:
-        steps, correct = other["completions"], other.get("correct")
-        if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps) or not steps:
-            raise UserError(f'{where}: "completions" is not a list of steps')
-        if correct is not None and not isinstance(correct, bool):
-            raise UserError(f'{where}: "correct" is {correct!r:.40}, expected true, false or null')
-        found.append(Candidate(steps=tuple(steps), correct=correct))
-    return QuestionRow(name, prompt, answer, dataset, source), tuple(found)
+    return QuestionRow(name, prompt, answer, dataset, source)
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """The answer of a row; "" without one."""
+    answer = row.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return str(answer)
+    return answer if isinstance(answer, str) and answer.strip() else ""
+
+
+def _stepwise_candidate(row: dict[str, Any], source: str) -> Candidate:
+    steps, correct = row["completions"], row.get("correct")
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps) or not steps:
+        raise UserError(f'{source}: "completions" is not a list of steps')
+    if correct is not None and not isinstance(correct, bool):
+        raise UserError(f'{source}: "correct" is {correct!r:.40}, expected true, false or null')
+    return Candidate(steps=tuple(steps), correct=correct)
 
 
 def _solutions(candidates: tuple[Candidate, ...], separator: str) -> Iterator[InputSolution]:

@@ -25,7 +25,7 @@ from cfprm_jax.labelling import judge
 from cfprm_jax.labelling.labeller import BadRows, Labeller
 from cfprm_jax.labelling.options import LabelConfig
 from cfprm_jax.runtime import atomic, config_files, digests, shards
-from cfprm_jax.runtime.progress import counted
+from cfprm_jax.runtime.progress import ProgressLine, counted
 
 Log = Callable[[str], None]
 
@@ -194,26 +194,30 @@ def _policy(outputs: Sequence[pathlib.Path]) -> str:
     return next(iter(policies))
 
 
-def consensus(config: LabelConfig) -> dict[str, Any]:
+def consensus(config: LabelConfig, log: Log) -> dict[str, Any]:
     """Requests to a judge about labelled rows, or the rows with which it agrees; counts of either.
 
     Raises:
       UserError: rows without labels, or verdicts that are none.
     """
     require(input=config.input, judge=config.consensus.judge)
-    labelled = _labelled_rows(config)
-    requests = config.consensus.write_judge_requests
+    bad, requests = BadRows(config.max_bad_rows), config.consensus.write_judge_requests
+    labelled = _labelled_rows(config, bad)
+    described = {"config": config_files.as_dict(config)}
     if requests:
+        log(f"requests    about the rows of {', '.join(config.input)}")
         made = (judge.request(row, config.consensus.judge_model, config.consensus.judge_tokens) for row in labelled)
         content = [atomic.encode_json(row) for row in made]
+        summary = {**described, "requests": len(content), "bad_rows": bad.skipped}
         atomic.write_bytes(requests, b"".join(content))
-        return {"requests": len(content)}
-    agreement = judge.Consensus()
-    verdicts = judge.read_verdicts(config.consensus.judge)
+        atomic.write_json(f"{base_name(requests)}.label.json", summary)
+        return summary
+    agreement, verdicts = judge.Consensus(), judge.read_verdicts(config.consensus.judge)
+    log(f"verdicts    {len(verdicts):,} of {', '.join(config.consensus.judge)}")
     with _written(pathlib.Path(config.output)) as stream:
         for row in agreement.filter(labelled, verdicts):
             stream.write(atomic.encode_json(row))
-    summary = {"config": config_files.as_dict(config), **agreement.report()}
+    summary = {**described, **agreement.report(), "bad_rows": bad.skipped}
     atomic.write_json(f"{base_name(config.output)}.label.json", summary)
     return summary
 
@@ -247,10 +251,13 @@ def _other_policy(config: LabelConfig, model: str) -> str | None:
     return None
 
 
-def _labelled_rows(config: LabelConfig) -> Iterator[dict[str, Any]]:
-    bad = BadRows(config.max_bad_rows)
+def _labelled_rows(config: LabelConfig, bad: BadRows) -> Iterator[dict[str, Any]]:
+    """The rows of the input; bad counts the others."""
+    progress, read = ProgressLine("reading"), 0
     for file in expand(config.input):
         for row in rows(file):
+            read += 1
+            progress.show(lambda read=read: f"{read:,} rows, {read / progress.elapsed:,.1f} rows/s")  # type: ignore[misc]
             where = f"{file.name}:{row.line}"
             if row.data is None:
                 bad(f"{where}: {row.reason}")
@@ -258,6 +265,7 @@ def _labelled_rows(config: LabelConfig) -> Iterator[dict[str, Any]]:
                 bad(f'{where}: no "prompt", "completions" and "labels" of a labelled row')
             else:
                 yield row.data
+    progress.clear()
 
 
 _FIELDS = (("prompt", str), ("completions", list), ("labels", list))

@@ -167,7 +167,7 @@ def write(result: BestOfNResult, directory: str | pathlib.Path) -> None:
 
 
 def read(inputs: Sequence[str]) -> Iterator[Question]:
-    """The questions of --input or --input2. Where there are several, rows without a data set get their file's name.
+    """The questions of --input or --input2, a file or pattern each. Of several, rows without a data set get its name.
 
     Raises:
       UserError: what read_candidates raises, or a question of one data set that occurs in two inputs.

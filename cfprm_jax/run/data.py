@@ -31,6 +31,7 @@ class DataSplits(NamedTuple):
     loader: Loader
     held_out: Sequence[Batch]  # empty without a held-out split
     report: dict[str, Any]  # counts of the training corpus
+    held_out_report: dict[str, Any] | None  # of the held-out corpus, if there is one
 
 
 def open_splits(
@@ -57,8 +58,12 @@ def open_splits(
         for granularity in train.granularities:
             hidden.prepare(train[granularity])
     held_out: Sequence[Batch] = []
+    held_out_report = None
     if held_out_fraction(config, sources) or sources.held_out:
         split = held_out_corpus(config, sources, tokenizer, train, log=log)
+        held_out_report = split.report
+        for line in summary.corpus(held_out_report):
+            log(f"held out    {line}")
         most = config.eval.eval_max_trajectories
         rows = rules.row_multiple(mesh)
         held_out = evaluation_batches(
@@ -73,7 +78,7 @@ def open_splits(
     log(f"held out    {_describe_held_out(config, sources, train, held_out)}")
     if config.run.keep_best != "none":
         require_ranked(config.run.keep_best, held_out_labels(held_out))
-    return DataSplits(loader, held_out, train.report)
+    return DataSplits(loader, held_out, train.report, held_out_report)
 
 
 def _describe_held_out(config: TrainConfig, sources: Sources, train: Corpus, held_out: Sequence[Batch]) -> str:

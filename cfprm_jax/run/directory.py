@@ -1,7 +1,7 @@
 """The directory of a run: its files, whether it may be used, and the description of the model that it holds.
 
 config.json, run.flags    the resolved flags
-corpus.json               counts of the training corpus, skipped and malformed rows
+corpus.json               counts of the training and held-out corpora, skipped and malformed rows
 metrics.jsonl             a line a step; tensorboard/ beside it
 logger_id                 of the run in W&B and Trackio
 model/                    config.json and tokenizer in Hugging Face's format, prm.json with the options of the PRM,
@@ -74,5 +74,5 @@ def locked(path: pathlib.Path, resume: str) -> Iterator[None]:
 
 
 def write_corpus(output_dir: pathlib.Path, report: dict[str, Any]) -> None:
-    """Write corpus.json: counts of the training corpus, and rows that were skipped, truncated or malformed."""
+    """Write corpus.json: counts of the training and held-out corpora, and what was skipped, truncated or malformed."""
     atomic.write_json(output_dir / CORPUS, report, indent=1)

@@ -199,7 +199,7 @@ class _Execution:
 def write_description(config: TrainConfig, output_dir: pathlib.Path, made: Setup) -> None:
     """All files of a run directory that are written once."""
     config_files.write_config(config, output_dir)
-    directory.write_corpus(output_dir, made.data.report)
+    directory.write_corpus(output_dir, {**made.data.report, "held_out": made.data.held_out_report})
     model_files.write_model(
         output_dir,
         made.network.raw,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -134,10 +135,15 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             for one in found:
                 split.add(separator.join(one.partial.steps), one.partial.steps)
             fewer += len(found) < (1 if config.method == "greedy" else config.n)
-            done = number + 1
-            progress.show(lambda done=done: f"{done:,} of {len(questions):,} questions", done / len(questions))  # type: ignore[misc]
+            done = number + 1 - output.done  # by this run, whose time left it is
+            text = functools.partial(_so_far, number + 1, len(questions), done, progress)
+            progress.show(text, done / (len(questions) - output.done))
         progress.clear()
     return SearchSummary(len(questions) - output.done, fewer, split, separator, totals, progress.elapsed)
+
+
+def _so_far(done: int, questions: int, now: int, progress: ProgressLine) -> str:
+    return f"{done:,} of {questions:,} questions, {now / progress.elapsed:,.2f} questions/s"
 
 
 class _Policy(NamedTuple):

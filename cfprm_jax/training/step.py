@@ -131,12 +131,17 @@ def batch_loss(
     """
     (z, redundancy), labels = outputs(step_logits), jnp.asarray(batch.labels)
     total, _ = loss(z, labels, batch.distinct)
-    value, sums = total / jnp.maximum(counts.labels, 1.0), batch_sums(z, loss.labels(labels, batch.distinct))
+    value, sums = _mean(total, counts.labels), batch_sums(z, loss.labels(labels, batch.distinct))
     if redundancy is not None and counts.redundancy is not None:
         total, _ = bce(redundancy, jnp.asarray(batch.redundancy))
-        sums["redundancy_loss"] = total / jnp.maximum(counts.redundancy, 1.0)
+        sums["redundancy_loss"] = _mean(total, counts.redundancy)
         value += loss.redundancy_weight * sums["redundancy_loss"]
     return value, sums
+
+
+def _mean(total: Float[Array, ""], count: Float[Array, ""]) -> Float[Array, ""]:
+    """0 without a label. A count is a sum of weights, which may lie below 1."""
+    return total / jnp.where(count > 0, count, 1.0)
 
 
 def _objective(

@@ -62,6 +62,18 @@ def test_metrics_are_those_of_the_scores(setup, batch) -> None:
     assert float(metrics["negative_score"]) == pytest.approx(score[labels <= 0.5].mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("weight", [1e-3, 5.0])
+def test_the_weight_of_negatives_cancels_where_all_labels_are(setup, batch, weight: float) -> None:
+    """Also where the weights add up to less than 1."""
+    host = batch(seed=4)
+    host.labels[host.labels > 0.5] = np.nan
+    plain, weighted = setup(loss="bce"), setup(loss="bce", negative_weight=weight)
+    (a, metrics_a), (b, metrics_b) = (s.step(s.init(), s.put(host)) for s in (plain, weighted))
+    assert float(metrics_b["count"]) == pytest.approx(weight * float(metrics_a["count"]))
+    assert float(metrics_b["loss"]) == pytest.approx(float(metrics_a["loss"]), rel=1e-5)
+    params_close(a.params, b.params)
+
+
 @pytest.mark.parametrize(("loss", "accumulation"), [("bce", 2), ("q_ranking", 4)])
 def test_accumulation_is_one_big_batch(setup, batch, loss: str, accumulation: int) -> None:
     """Also with all labels in one part, where a mean of means would be wrong."""
