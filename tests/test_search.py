@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jax
 import pytest
@@ -111,6 +112,11 @@ def test_the_policy_of_a_server(policy, prm, questions, tmp_path, capsys) -> Non
         assert row["cost"]["policy_parameters"] is None and row["cost"]["policy_tokens"] > row["cost"]["sampled_tokens"]
         assert all(set(candidate["steps"]) == {"two+one"} for candidate in row["candidates"])
     assert f"policy      scripted at {url}" in capsys.readouterr().out
+    # Solutions of several lines whose separator the policy never writes.
+    choice = {"text": "two\none", "finish_reason": "stop", "stop_reason": None}
+    with serving(lambda _: (200, {"choices": [choice], "usage": {"completion_tokens": 3}})) as url:
+        assert run(*given(policy, prm, questions, tmp_path / "lines.jsonl", engine=url, max_new_tokens=12)) == 0
+    assert re.search(r"^one step    (\d+) of \1 texts are one step", capsys.readouterr().out, re.MULTILINE)
     assert run(*given(policy, prm, questions, output, write_requests="x.jsonl")) == 2
     assert "are not for search" in capsys.readouterr().err
 
