@@ -52,6 +52,7 @@ def main(config: LabelConfig) -> int:
 
 
 def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
+    violating = "trees" if config.what.method == "tree" else "solutions"
     this, cost = summary["this_run"], summary["cost_against_a_full_sweep"]
     lines = [
         f"done        {counted(summary['rows'], 'row')} of {counted(summary['questions'], 'question')} "
@@ -61,7 +62,7 @@ def _show(config: LabelConfig, summary: dict[str, Any]) -> None:
         f"cut         {summary['cut_rollouts']:,} at {config.max_new_tokens:,} tokens; "
         f"{summary['rollouts_without_verdict']:,} without a verdict; "
         f"{summary['prefixes_too_long']:,} prefixes too long",
-        f"violations  {summary['violations']:,} solutions with a success after a step without one",
+        f"violations  {summary['violations']:,} {violating} with a success after a step without one",
     ]
     if summary.get("correct_with_zeros"):  # label.json of an earlier version has none
         lines.append(

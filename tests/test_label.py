@@ -199,6 +199,9 @@ def test_consensus_with_a_judge(world, policy, tmp_path, capsys) -> None:
     assert run(world, allowed, *given, source=damaged) == 0
     assert "bad rows    1 skipped" in capsys.readouterr().out
     assert lines(allowed) == lines(kept) and summary(allowed)["bad_rows"][0].startswith("damaged.jsonl:1: ")
+    damaged.write_text(rolled.read_text() + rolled.read_text().splitlines()[0])
+    assert run(world, tmp_path / "twice.jsonl", *given[:2], source=damaged) == 2
+    assert "damaged.jsonl:17: a second row called " in capsys.readouterr().err
 
 
 def test_prepare_takes_what_label_writes(world, policy, tmp_path) -> None:
@@ -402,6 +405,7 @@ def test_prefixes_that_are_too_long_and_solutions_without_steps(world, policy, t
     [
         (["--grader=none"], "--grader=none: rollouts have no"),
         (["--write=math_aps"], "--write=math_aps is for --method=tree"),
+        (["--method=tree", "--pieces=4", "--write=rest_mcts"], "--write=rest_mcts: its values count steps"),
         (["--min_rate=0.9", "--max_rate=0.1"], "--min_rate=0.9 is above --max_rate=0.1"),
         (["--step_separator="], "--step_separator is empty"),
         (["--method=consensus"], "--method=consensus needs --judge"),

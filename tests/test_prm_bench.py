@@ -98,7 +98,13 @@ def test_two_models_and_questions_seen_in_training(files, tmp_path):
     assert pooled["prm_score2"] == pytest.approx(lines["pooled"]["baselines"]["all_valid"])
     table = (out / "table.md").read_text()
     assert "ours against theirs" in table and "PRMScore, new questions" in table
-    assert "theirs" in (out / "table.tex").read_text()
+    assert "theirs" in (out / "table.tex").read_text() and results["counts"]["missing2"] == 0
+    write(second, [{**row, "step_scores": [0.9] * len(row["steps"])} for row in found[3:]])
+    again = [f"--scores={scores}", f"--input={source}", f"--output_dir={tmp_path / 'again'}", *arguments]
+    assert run(*again) == 0
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["counts"]["missing2"] == 3
+    text = (tmp_path / "again" / "table.md").read_text()
+    assert "3 cases have no scores of theirs; the comparison is without them." in text
 
 
 def test_missing_and_doubled_rows_leave_no_overall_score(files, tmp_path):

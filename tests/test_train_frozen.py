@@ -297,7 +297,7 @@ def test_two_processes_fill_one_cache(tiny, cached):
 
 
 def test_caches_are_refused(tiny, cached, run, tmp_path):
-    """Of another depth, of another tokenizer, or where nothing is frozen."""
+    """Of another depth, tokenizer or architecture, or where nothing is frozen."""
     cache = tiny.directory / "trunk"
     options = {**OPTIONS, **LORA, "cache_frozen": cache}
     with pytest.raises(
@@ -311,5 +311,11 @@ def test_caches_are_refused(tiny, cached, run, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match=r"tokenizer was .* and is "):
         run_here(tiny.arguments("refused", **{**options, "model": other}))
+    turned = shutil.copytree(tiny.directory / "model", tmp_path / "turned")
+    described = json.loads((turned / "config.json").read_text())
+    described.pop("rope_parameters", None)
+    (turned / "config.json").write_text(json.dumps({**described, "rope_theta": 5000.0}))
+    with pytest.raises(UserError, match=r"rope theta was .* and is 5000\.0"):
+        run_here(tiny.arguments("refused", **{**options, "model": turned}))
     with pytest.raises(UserError, match="--cache_frozen needs --frozen_layers"):
         run_here(tiny.arguments("refused", **{**options, "frozen_layers": 0, "cache_frozen": "auto"}))

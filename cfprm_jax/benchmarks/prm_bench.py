@@ -148,7 +148,10 @@ def evaluate(
     published = [case for case in found.cases if case.kind == "prm_bench"]
     counted = [case for case in found.cases if case.classification != CONTROL]
     missing = [case for case in counted if case.key not in table.scores]
+    missing2 = [] if second is None else [case for case in published if case.key not in second.scores]
     beyond = [case for case in counted if case.beyond]
+    if second is not None and not published:
+        raise UserError("--scores2 is compared on cases of PRMBench, and --input has none")
     comparison = [] if second is None else prm_bench.compare(published, table.scores, second.scores, settings)
     return {
         "config": config_files.as_dict(config),
@@ -158,6 +161,7 @@ def evaluate(
             "controls": len(found.cases) - len(counted),
             "missing": len(missing),
             "first_missing": f"{missing[0].classification} {missing[0].idx}" if missing else None,
+            "missing2": None if second is None else len(missing2),
             "unscored": table.unscored,
             "doubled": len(found.doubled),
             "first_doubled": list(found.doubled[0]) if found.doubled else None,

@@ -44,7 +44,9 @@ class EstimateConfig(Options):
         "--estimate=hard: label of a step without rollouts, before a step with a success.",
         choices=("positive", "null"),
     )
-    hard_threshold: int = option(1, "--estimate=hard: successes of a positive step.", lower=1, upper=MOST_COUNT)
+    hard_threshold: int = option(
+        1, "--estimate=hard: successes of a positive step; all, where it has fewer rollouts.", lower=1, upper=MOST_COUNT
+    )
     relative_threshold: float = option(
         0.8,
         "--estimate=relative: a step is positive if its rate is this share of the previous one.",

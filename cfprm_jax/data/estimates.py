@@ -85,11 +85,19 @@ class RolloutCounts:
 
     def first_error(self, threshold: float = 1) -> int | None:
         """Index of the first step with less than threshold successes; for a threshold of 1, with none."""
-        for index, (successes, rollouts) in enumerate(zip(self.successes, self.rollouts, strict=True)):
-            # A rate counts as a success however small it is.
-            if rollouts and successes is not None and successes <= threshold - 1:
-                return index
+        steps = enumerate(zip(self.successes, self.rollouts, strict=True))
+        return next((index for index, counts in steps if _positive(*counts, threshold) is False), None)
+
+
+def _positive(successes: float | None, rollouts: int | None, threshold: float) -> bool | None:
+    """Whether a step has threshold successes, or as many as it has rollouts if these are fewer; None without counts.
+
+    The last step of a solution has one rollout, which is the solution itself.
+    """
+    if not rollouts or successes is None:
         return None
+    # A rate counts as a success however small it is.
+    return successes > min(threshold, rollouts) - 1
 
 
 def labels(counts: RolloutCounts, config: EstimateConfig) -> list[Label] | str:
@@ -129,8 +137,11 @@ def _shortest(remaining: Sequence[int | None]) -> list[int | None]:
 
 def _hard(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
     found: list[Label] = [
-        None if not rollouts or successes is None else float(successes > config.hard_threshold - 1)
-        for successes, rollouts in zip(counts.successes, counts.rollouts, strict=True)
+        None if positive is None else float(positive)
+        for positive in (
+            _positive(successes, rollouts, config.hard_threshold)
+            for successes, rollouts in zip(counts.successes, counts.rollouts, strict=True)
+        )
     ]
     if config.unrolled == "positive":
         last = max((index for index, label in enumerate(found) if label == 1), default=-1)

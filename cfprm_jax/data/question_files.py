@@ -66,7 +66,8 @@ def read_question_files(paths: Paths) -> list[QuestionRow]:
 
 def parse_row(row: dict[str, Any], source: str, place: str) -> QuestionRow:
     rest = dict(row)
-    rest.pop("candidates", None)
+    for of_candidates in ("candidates", "cost"):  # what a search writes is of its own candidates
+        rest.pop(of_candidates, None)
     field = "question" if "question" in row else "problem"
     question, answer = rest.pop(field, None), rest.pop("answer", None)
     if not isinstance(question, str) or not question.strip():

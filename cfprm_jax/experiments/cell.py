@@ -101,21 +101,33 @@ class LabelledSteps:
         return {"all": auroc(z[known], self.label[known]), "distinct": auroc(z[once], self.label[once])}
 
 
-def labelled_steps(items: Sequence[Item], labels: Sequence[Sequence[float] | None]) -> LabelledSteps | None:
-    """The labelled steps of candidates; None where one has no labels."""
+def labelled_steps(items: Sequence[Item], labels: Sequence[Sequence[float | None] | None]) -> LabelledSteps | None:
+    """The labelled steps of candidates up to the first wrong one; None where one has no labels, or no step has."""
     seen: set[tuple[str, tuple[str, ...]]] = set()
     out: list[tuple[int, int, bool, bool]] = []
     for number, ((question, steps), own) in enumerate(zip(items, labels, strict=True)):
         if own is None:
             return None
         for step, label in enumerate(own):
+            if label is None:
+                continue
             key = (question, tuple(steps[: step + 1]))
             out.append((number, step, label > 0.5, key not in seen))
             seen.add(key)
             if label <= 0.5:
                 break
+    if not out:
+        return None
     item, place, label_, first = (np.array(column) for column in zip(*out, strict=True))
     return LabelledSteps(item, place, label_, first)
+
+
+def _labels(value: Any) -> list[float | None] | None:
+    """A list of numbers and null; None for anything else, which a candidates file may hold under any name."""
+    numbers = isinstance(value, list) and all(
+        one is None or (isinstance(one, int | float) and not isinstance(one, bool)) for one in value
+    )
+    return value if numbers else None
 
 
 def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) -> TestSet:
@@ -126,7 +138,7 @@ def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) 
     """
     items: list[Item] = []
     correct, group, split = [], [], SplitCounts()
-    labels: list[Sequence[float] | None] = []
+    labels: list[Sequence[float | None] | None] = []
     for question, judgement in Grader("none").judge(read_candidates(str(path))):
         if len(question.candidates) < most:
             raise UserError(f"{question.source}: {len(question.candidates)} candidates, but --n={most} needs as many")
@@ -135,7 +147,7 @@ def read_test(name: str, path: str | pathlib.Path, encoder: Encoder, most: int) 
             if candidate.steps is None:
                 split.add(candidate.text or "", steps)
             items.append((question.question, steps))
-        labels += [candidate.get("labels") for candidate in question.row["candidates"][:most]]
+        labels += [_labels(candidate.get("labels")) for candidate in question.row["candidates"][:most]]
         correct.append(judgement.correct[:most])
         group.append(judgement.group[:most])
     steps_with_labels = labelled_steps(items, labels)

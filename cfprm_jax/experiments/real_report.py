@@ -159,8 +159,8 @@ def page(found: Findings, done: int, cells: int) -> str:
     if found.differences:
         parts += [
             "# Differences",
-            "Paired by seed and record: each_once - expanded has as many computed tokens, c2 - each_once twice the "
-            "steps, c2 - plain_matched as many steps.",
+            "Paired by seed and record: each_once - expanded has as many computed tokens, c2 - each_once twice "
+            "the steps (ORM, whose c2 is whole, 2, 1: three times), c2 - plain_matched as many steps.",
             table2.padded(differences).rstrip(),
             "# Findings",
             "\n".join(f"- {sentence}" for sentence in sentences(found)),

@@ -6,6 +6,7 @@ Solutions whose distinct tokens are stored together are a unit; see :mod:`cfprm_
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import pathlib
 import time
@@ -34,6 +35,8 @@ from cfprm_jax.sharding import rules
 
 # What is computed is stored as often, so that a kill costs no more, and before it fills the memory.
 _STORE_SECONDS, _STORE_BYTES = 10.0, 1 << 28
+# What config.json decides beside the shapes of the weights.
+_ARCHITECTURE = ("model_type", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
 OFF = "off"
 
 
@@ -242,7 +245,10 @@ def identity_of(
     """What hidden states depend on, beside tokens and type."""
     names = {name for _, spec in walk(partition.trunk) for name in spec.hf_names()}
     tensors = [t for t in list_directory(directory).tensors if t.name in names or f"model.{t.name}" in names]
+    net = partition.network.backbone
     return {
+        **{name: getattr(net, name) for name in _ARCHITECTURE},
+        "rope_scaling": None if net.rope_scaling is None else dataclasses.asdict(net.rope_scaling),
         "weights": fingerprint(tensors),
         "frozen_layers": partition.frozen_layers,
         "tokenizer": digests.of_json(sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])),

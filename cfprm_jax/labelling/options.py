@@ -169,6 +169,8 @@ class LabelConfig(Options):
             raise UserError('--grader=none: rollouts have no "correct", so a grader must compare their answers')
         if self.what.method != "tree" and self.tree.write != "stepwise":
             raise UserError(f"--write={self.tree.write} is for --method=tree")
+        if self.tree.pieces and self.tree.write == "rest_mcts":
+            raise UserError("--write=rest_mcts: its values count steps, which --pieces replaces")
         if self.shard and self.what.method == "consensus":
             raise UserError("--method=consensus samples nothing: leave out --shard, and give it the merged rows")
 

@@ -51,9 +51,9 @@ def tree_rows(question: QuestionRow, tree: SearchTree, policy: str, edges: bool)
     Args:
       edges: a row an edge, which has labels for the steps of the edge alone; otherwise a row a leaf, with all labels.
     """
-    for node in tree.edges() if edges else tree.leaves():
+    for number, node in enumerate(tree.edges() if edges else tree.leaves()):
         counts = _path_counts(tree, node, len(tree.parent(node.prefix).prefix) if edges else 0)
-        yield _stepwise(question, node.prefix, counts, policy)
+        yield {**_stepwise(question, node.prefix, counts, policy), "candidate": number}
 
 
 def value_rows(question: QuestionRow, tree: SearchTree) -> Iterator[dict[str, Any]]:

@@ -253,7 +253,7 @@ def _other_policy(config: LabelConfig, model: str) -> str | None:
 
 def _labelled_rows(config: LabelConfig, bad: BadRows) -> Iterator[dict[str, Any]]:
     """The rows of the input; bad counts the others."""
-    progress, read = ProgressLine("reading"), 0
+    progress, read, names = ProgressLine("reading"), 0, set[str]()
     for file in expand(config.input):
         for row in rows(file):
             read += 1
@@ -263,7 +263,10 @@ def _labelled_rows(config: LabelConfig, bad: BadRows) -> Iterator[dict[str, Any]
                 bad(f"{where}: {row.reason}")
             elif not all(isinstance(row.data.get(name), kind) for name, kind in _FIELDS):
                 bad(f'{where}: no "prompt", "completions" and "labels" of a labelled row')
+            elif (name := judge.name(row.data)) in names:
+                bad(f'{where}: a second row called {name!r:.80} by its "source" and "candidate"')
             else:
+                names.add(name)
                 yield row.data
     progress.clear()
 

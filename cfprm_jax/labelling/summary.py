@@ -19,7 +19,8 @@ class Summary:
     Attributes:
       steps_rolled, zeros: steps with counts before a solution's last, and those of them without a success.
       first_errors: sum of the places, from 1, of the first errors of solutions that have one.
-      violations: solutions with a success after a step without one, which bisect assumes there are none of.
+      violations: solutions or trees with a success after a step without one, which bisect and tree assume there are
+        none of.
       violating_steps: those successes.
       correct_with_zeros: correct solutions with a rolled step without a success.
       split: of solutions given as text, and of the first rollouts of a tree.
@@ -70,6 +71,9 @@ class Summary:
         """Count a tree; a sweep would roll every piece of each rollout that was searched."""
         self.searches += len(tree.selected)
         self.nodes += len(tree.nodes)
+        violating = tree.violations()
+        self.violating_steps += violating
+        self.violations += violating > 0
         self.rollouts_of_a_full_sweep += rollouts * (1 + sum(max(selected.pieces - 1, 0) for selected in tree.selected))
         for node in tree.nodes.values():
             if node.prefix and node.outcome.successes is not None:

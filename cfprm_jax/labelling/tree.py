@@ -74,8 +74,12 @@ class SearchTree:
         return self.nodes[()]
 
     def parent(self, prefix: Prefix) -> Node:
-        """The deepest node above a prefix."""
-        return next(self.nodes[prefix[:size]] for size in range(len(prefix) - 1, -1, -1) if prefix[:size] in self.nodes)
+        """The deepest node above a prefix that has verdicts, or else the root."""
+        return next((node for node in reversed(self._above(prefix)) if node.outcome.successes is not None), self.root)
+
+    def _above(self, prefix: Prefix) -> list[Node]:
+        """The nodes above a prefix, the root first."""
+        return [self.nodes[prefix[:size]] for size in range(len(prefix)) if prefix[:size] in self.nodes]
 
     def remaining(self, prefix: Prefix) -> int | None:
         """Steps of the shortest successful rollout from a prefix that the tree has, through its other nodes too."""
@@ -87,9 +91,12 @@ class SearchTree:
         return min(known, default=None)
 
     def edges(self) -> list[Node]:
-        """Every node but the root and those after a first error, in depth-first order."""
-        kept = [node for prefix, node in self.nodes.items() if prefix and not self.parent(prefix).wrong]
-        kept = [node for node in kept if node.outcome.successes is not None]
+        """Every node with verdicts but the root and those after a first error, in depth-first order."""
+        kept = [
+            node
+            for prefix, node in self.nodes.items()
+            if prefix and node.outcome.successes is not None and not any(above.wrong for above in self._above(prefix))
+        ]
         # Prefixes before their continuations, siblings in the order of the search.
         places: dict[Prefix, int] = {}
         for prefix in self.nodes:
@@ -100,6 +107,13 @@ class SearchTree:
             return [places[node.prefix[:size]] for size in range(1, len(node.prefix) + 1)]
 
         return sorted(kept, key=order)
+
+    def violations(self) -> int:
+        """Nodes with a success after one without any; they are no edges."""
+        return sum(
+            bool(node.outcome.successes) and any(above.wrong for above in self._above(prefix))
+            for prefix, node in self.nodes.items()
+        )
 
     def leaves(self) -> list[Node]:
         """The edges that have no child."""

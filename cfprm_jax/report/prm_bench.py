@@ -186,6 +186,10 @@ def notes(outcome: Mapping[str, Any]) -> list[str]:
         out.append(
             f"{counts['missing']:,} of {counts['cases']:,} cases have no scores, such as {counts['first_missing']}."
         )
+    if counts.get("missing2"):  # results of earlier versions have none
+        out.append(
+            f"{counts['missing2']:,} cases have no scores of {outcome['systems'][1]}; the comparison is without them."
+        )
     if counts["doubled"]:
         source, first = counts["first_doubled"]
         out.append(f"{counts['doubled']:,} doubled cases were left out, such as {source}, the case of {first}.")

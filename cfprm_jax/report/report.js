@@ -31,6 +31,9 @@
   const majorityRight = (q) => q.majority >= 0 && Boolean(q.right[q.majority]);
   const share = (q) => q.right.reduce((sum, right) => sum + right, 0) / q.right.length;
 
+  // Ids are unique within a data set only.
+  const link = (q) => new URLSearchParams({ question: q.id, ...(q.dataset ? { dataset: q.dataset } : {}) }).toString();
+
   const questionFilters = [
     ["all questions", () => true],
     ["chosen is right", chosenRight],
@@ -145,7 +148,7 @@
     $("q-text").replaceChildren();
     texMath.append($("q-text"), q.question);
     mark();
-    history.replaceState(null, "", `#question=${encodeURIComponent(q.id)}`);
+    history.replaceState(null, "", `#${link(q)}`);
     await candidates();
     if (focus) {
       $("q-title").focus({ preventScroll: true });
@@ -298,8 +301,9 @@
     $("previous").addEventListener("click", () => move(-1));
     $("next").addEventListener("click", () => move(1));
     list();
-    const requested = new URLSearchParams(location.hash.slice(1)).get("question");
-    const place = data.questions.findIndex((q) => q.id === requested);
+    const given = new URLSearchParams(location.hash.slice(1)), requested = given.get("question");
+    const place = data.questions.findIndex(
+      (q) => q.id === requested && (!given.has("dataset") || q.dataset === given.get("dataset")));
     if (place >= 0) await open(place, true);
     else if (data.questions.length) {
       // The first question to look at, without taking the reader away from the top of the page.

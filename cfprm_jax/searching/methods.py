@@ -257,7 +257,12 @@ class _Search:
                 self._policy.advance(greedy=True)
             ahead = list(self._policy.rows)
             self._policy.restore(mark)
-        logits = self._reward.score(self._question, [row.steps for row in ahead])
+        logits = list(self._reward.score(self._question, [row.steps for row in ahead]))
+        # What lies ahead may be too long where the row itself is not.
+        if again := [i for i, z in enumerate(logits) if z is None and ahead[i].steps != rows[i].steps]:
+            scored = self._reward.score(self._question, [rows[i].steps for i in again])
+            for i, z in zip(again, scored, strict=True):
+                logits[i] = z
         ranks = aggregation.rank(logits, options.aggregation).tolist()
         return [
             Found(row, None if z is None else z[: len(row.steps)], own)

@@ -67,6 +67,10 @@ def test_each_option_of_the_estimates() -> None:
 
     assert found(estimate="hard", hard_threshold=6) == [1, 1, 0, 0, 0, X, 0]
     assert labels(SEVEN, EstimateConfig(estimate="hard", hard_threshold=6)) == [1, 1, 0, X, X, X, X]
+    # The last step of a correct solution has one rollout, the solution itself.
+    correct = RolloutCounts((7, 6, 1), (8, 8, 1), True)
+    assert labels(correct, EstimateConfig(estimate="hard", hard_threshold=2)) == [1, 1, 1]
+    assert labels(correct, EstimateConfig(estimate="hard", hard_threshold=7)) == [1, 0, X]
     assert found(estimate="relative", relative_threshold=0.75) == [1, 1, 1, 0, 0, X, 0]
     assert found(estimate="self_denoised", denoise_window=0) == [1, 1, 1, 1, 0, X, 0]
     assert found(estimate="self_denoised", denoise_window=4) == [1, 1, 1, 0.5, 0, X, 0]

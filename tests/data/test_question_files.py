@@ -39,6 +39,12 @@ def test_each_published_form(tmp_path):
     assert len({question.name for question in (math, plus, gsm8k)}) == 3
 
 
+def test_what_a_search_wrote_about_its_candidates_is_no_field_of_the_question(tmp_path):
+    row = {"id": 1, "question": "1+1?", "answer": "2", "candidates": [], "cost": {"calls": 3}, "note": "kept"}
+    (found,) = read_question_files([write(tmp_path / "found.jsonl", [row])])
+    assert found.rest == {"note": "kept"}
+
+
 def test_ones_own_rows(tmp_path):
     path = tmp_path / "own.json.gz"
     rows = [{"id": 7, "question": "q", "answer": 4}, {"question": "q", "answer": "5", "dataset": "mine", "more": [1]}]

@@ -143,4 +143,8 @@ def test_auroc_by_distinct_step() -> None:
     assert found == {"all": 0.5, "distinct": 0.5}
     found = steps.auroc([np.array([3.0, 2.0]), np.array([1.0, 0.0, 9.0]), np.array([1.0]), np.array([4.0])])
     assert found == {"all": pytest.approx((2 + 1 + 1) / 9), "distinct": pytest.approx(2 / 3)}
-    assert labelled_steps(items[:1], [None]) is None
+    assert labelled_steps(items[:1], [None]) is None and labelled_steps(items[:1], [[]]) is None
+    partly = labelled_steps(items[:2], [[None, 1], [1, None, 0]])
+    assert partly is not None and list(zip(partly.item, partly.step, partly.label, strict=True)) == [
+        (0, 1, True), (1, 0, True), (1, 2, False),
+    ]  # fmt: skip

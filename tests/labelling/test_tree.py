@@ -15,7 +15,8 @@ from cfprm_jax.data import read
 from cfprm_jax.data.question_files import QuestionRow
 from cfprm_jax.labelling import rows
 from cfprm_jax.labelling.rollouts import Outcome, Rollout
-from cfprm_jax.labelling.tree import Node, Selected, TreeSettings, score, search
+from cfprm_jax.labelling.summary import Summary
+from cfprm_jax.labelling.tree import Node, SearchTree, Selected, TreeSettings, score, search
 
 QUESTION = QuestionRow("q1", "What is 7?", "7", "sums", "f:1")
 A, B, C = tuple("abcdefg"), tuple("abx"), tuple("ay")
@@ -129,6 +130,29 @@ def test_value_rows_of_rest_mcts_are_written_and_read(grown, tmp_path) -> None:
     assert found[5].steps == ("Step 1: a", "Step 2: b", "Step 3: c", "Step 4: d", "Step 5: e")
     np.testing.assert_allclose(found[5].labels, values, rtol=1e-6)
     np.testing.assert_allclose(found[3].labels, [1 / 6, 2 / 6, 2 / 6 - (4 / 6) / 5], rtol=1e-6)
+
+
+def test_nothing_after_a_first_error_is_an_edge(tmp_path) -> None:
+    """Counts that rise again, and a node whose rollouts have no verdicts: its child hangs off the node above."""
+    unknown = Outcome((Rollout(None, 5, False, 1, "z"),))
+    nodes = {"": outcome(2, 4), "ab": outcome(0, 8), "abxy": outcome(1, 8), "abxyzw": outcome(0, 8), "c": unknown}
+    nodes |= {"cd": outcome(4, 8), "ce": outcome(0, 8)}
+    tree = SearchTree({tuple(prefix): Node(tuple(prefix), one) for prefix, one in nodes.items()})
+    assert ["".join(node.prefix) for node in tree.edges()] == ["ab", "cd", "ce"] and tree.violations() == 1
+    aps = rows.math_aps_row(QUESTION, tree, "\n\n")["reasoning_steps"]
+    assert [(child["text"], child["mc_value"]) for child in aps["children"]] == [
+        ("a\n\nb", 0),
+        ("c\n\nd", 0.5),
+        ("c\n\ne", 0),
+    ]
+    found = list(rows.tree_rows(QUESTION, tree, "policy", edges=True))
+    assert [row["labels"][-1] for row in found] == [0, 1, 0] and [row["candidate"] for row in found] == [0, 1, 2]
+    assert len(list(rows.value_rows(QUESTION, tree))) <= 3
+    paths = list(rows.tree_rows(QUESTION, tree, "policy", edges=False))
+    assert ["".join(row["completions"]) for row in paths] == ["ab", "cd", "ce"]
+    summary = Summary()
+    summary.add_tree(tree, 8)
+    assert (summary.violations, summary.violating_steps) == (1, 1)
 
 
 def test_cut_rollouts_count_as_wrong_and_are_not_searched() -> None:

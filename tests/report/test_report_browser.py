@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -211,3 +212,18 @@ def test_where_mathematics_begins_and_ends(opened, text, formulas):
     assert count == formulas
     if not formulas and "asy" not in text:
         assert shown == text
+
+
+def test_a_link_opens_the_question_of_its_data_set(browser, result, tmp_path):
+    """Two data sets whose questions have the same ids."""
+    numbered = [{**one, "id": "7"} for one in result.page.summaries]
+    path = tmp_path / "report.html"
+    page.write(result.outcome, dataclasses.replace(result.page, summaries=numbered), path)
+    sets = [one["dataset"] for one in numbered]
+    assert len(set(sets)) == 2
+    for dataset in dict.fromkeys(sets):
+        browser.get("about:blank")
+        browser.get(f"{path.as_uri()}#question=7&dataset={dataset}")
+        wait(browser, "return document.documentElement.dataset.ready === 'true'")
+        assert dataset in texts(browser, "#q-facts")[0]
+        assert browser.execute_script("return location.hash") == f"#question=7&dataset={dataset}"

@@ -175,6 +175,15 @@ def test_lookahead_ranks_by_later_scores_and_is_discarded() -> None:
     assert reward.requested > 4 * (1 + 2 + 3 + 4 + 5 + 6)
 
 
+def test_a_lookahead_over_the_limit_leaves_a_row_its_own_score() -> None:
+    options = SearchOptions("greedy", 4, 4, lookahead=2, aggregation="last")
+    found, _ = search(None, "q", Digits(1), Exact(longest=6), options)
+    short, _ = search(None, "q", Digits(1), Exact(longest=5), options)
+    assert len(found[0].partial.steps) == 6 and len(found[0].logits) == 6
+    # Six steps are too long for it, and five are not, whatever lies ahead of them.
+    assert len(short[0].partial.steps) == 6 and short[0].logits is None
+
+
 def test_solutions_over_the_limit_have_no_scores() -> None:
     for method in ("beam", "dvts", "greedy", "best_of_n"):
         found, _ = search(None, "q", Digits(0), Exact(longest=3), SearchOptions(method, 8, 4))
