@@ -196,6 +196,15 @@ def test_flags_that_make_no_sense(tmp_path: pathlib.Path, capsys, arguments: tup
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+def test_questions_that_are_excluded_are_not_overwritten(tmp_path: pathlib.Path, capsys) -> None:
+    source, seen = f"--input={INPUTS}/stepwise.jsonl", tmp_path / "test.jsonl"
+    seen.write_text('{"question": "1+1?"}\n')
+    for given in ((f"--output={seen}",), (f"--output={tmp_path}/o.jsonl", f"--report={seen}")):
+        assert run(source, f"--exclude_questions={seen}", *given) == 2
+        assert "is also an input" in capsys.readouterr().err
+    assert seen.read_text() == '{"question": "1+1?"}\n'
+
+
 def test_same_input_gives_the_same_bytes(tmp_path: pathlib.Path) -> None:
     for name in ("a", "b"):
         assert run(f"--input={INPUTS}/*.jsonl", "--c_max=3", f"--output={tmp_path}/{name}.jsonl.gz") == 0

@@ -91,6 +91,12 @@ def best(steps: Iterable[int], metrics: Callable[[int], Mapping[str, Any] | None
     return None if top[0] == -math.inf else -top[1]
 
 
+def remove_best(run: pathlib.Path) -> None:
+    """Remove the link run/best, if there is one."""
+    if (run / BEST).is_symlink():
+        (run / BEST).unlink()
+
+
 def point_to_best(run: pathlib.Path, target: pathlib.Path) -> None:
     """Make run/best a link to a checkpoint."""
     scratch = run / f".{BEST}"

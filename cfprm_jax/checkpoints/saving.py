@@ -119,7 +119,11 @@ class Checkpoints:
             self._best = retention.value(str(self._metric), evaluation), step
 
     def _point_to_best(self) -> None:
-        if self._processes.first and self._best[1] is not None:
+        if not self._processes.first or self._metric is None:
+            return
+        if self._best[1] is None:
+            retention.remove_best(self.directory.parent)
+        else:
             retention.point_to_best(self.directory.parent, self.directory / str(self._best[1]))
 
     def check(self) -> None:
@@ -151,6 +155,8 @@ class Checkpoints:
         """The newest checkpoint that is whole, as :func:`cfprm_jax.checkpoints.restoring.newest` finds it."""
         restored = restoring.newest(self.directory, abstract_state, self._processes, accept, log)
         self._find_best()
+        # A run that was killed, or whose best checkpoint is damaged, has a link to another one or to none.
+        self._point_to_best()
         return restored
 
     def _find_best(self) -> None:

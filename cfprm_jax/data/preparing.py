@@ -184,6 +184,8 @@ def _check(config: PrepareConfig) -> None:
         raise UserError(f"--output={output}: expected the name of a JSON lines file, NAME.jsonl or NAME.jsonl.gz")
     taken = {file.path.resolve() for file in formats.expand(config.files.input, "input")}
     require(exclude_questions=config.files.exclude_questions)
+    if config.files.exclude_questions:
+        taken |= {file.path.resolve() for file in formats.expand(config.files.exclude_questions, "exclude_questions")}
     if output.resolve() in taken:
         raise UserError(f"--output={output} is also an input")
     if config.files.report and pathlib.Path(config.files.report).resolve() in taken | {output.resolve()}:

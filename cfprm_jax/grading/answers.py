@@ -9,7 +9,7 @@ data sets publish, the first that is there:
 3. the rest of the line after the last "####", as in GSM8K and GSM-Plus;
 4. what the last statement of an answer gives ("The answer is 7.", "answer=7", "**Answer:** 7"), to the end of its
    sentence and without the clause that explains it (", which is even"); a sentence that only has the word "answer" in
-   it gives none;
+   it gives none, and one that calls the answer right or wrong only where no other does;
 5. for a data set whose name begins with "gsm", the last number;
 6. the number that the last sentence ends in after "is", "are" or "=", with its unit ("The temperature is -3 degrees.").
 
@@ -28,12 +28,19 @@ if TYPE_CHECKING:  # this module is imported by every grading process, which nee
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(?P<brace>\{)|(?P<one>\\[a-zA-Z]+|[^\s\\{}$]))")
 _JOINED = re.compile(r"[^.!?\n\\]{0,20}(?:\band\b|\bor\b|,|;)[^.!?\n\\]{0,20}", re.IGNORECASE)
-_HEADING = re.compile(r"^#+ *Answer[ :]*", re.IGNORECASE | re.MULTILINE)
+_HEADING = re.compile(r"^#+ *Answer\b[ :]*", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####")
 _VERB = r"(?:is|are|was|equals?|(?:would|should|must|will|can only) be|comes? (?:out )?to|becomes?)\b"
+# Not the verb: "to answer this, we need to know how much is left", "she answers 15 of them".
 _STATED = re.compile(
-    rf"\banswers?\b(?:[^.!?\n:=]{{0,80}}?\b{_VERB}[\s:=*_`]*|[ *_`]*(?:\([^()\n]*\)[ *_`]*)?[:=][\s*_`]*|"
-    r"[ *_`]+(?=[-+$\\\d(\[]))",
+    rf"(?<!\bto )\banswers?\b(?:[^.!?\n:=]{{0,80}}?\b{_VERB}[\s:=*_`]*|[ *_`]*(?:\([^()\n]*\)[ *_`]*)?[:=][\s*_`]*)|"
+    r"(?<!\bto )\banswer\b[ *_`]+(?=[-+$\\\d(\[])",
+    re.IGNORECASE,
+)
+# What a sentence about the answer, rather than of it, goes on with: "to check that the answer is right".
+_JUDGED = re.compile(
+    r"(?:not |indeed |really |also )?(?:right|correct|wrong|incorrect|clear|reasonable|valid|verified|consistent|"
+    r"confirmed|helpful|acceptable|sensible|plausible)\b",
     re.IGNORECASE,
 )
 _FILLING = re.compile(
@@ -83,9 +90,9 @@ def extract(candidate: Candidate, dataset: str | None = None) -> str | None:
         stated = [match.end() for match in marker.finditer(text)]
         if stated:
             return bare(text[stated[-1] :].strip().partition("\n")[0]) or None
-    for match in reversed(list(_STATED.finditer(text))):
-        if stated_answer := _value(text[match.end() :]):
-            return stated_answer
+    values = [value for match in _STATED.finditer(text) if (value := _value(text[match.end() :]))]
+    if values:
+        return next((value for value in reversed(values) if not _JUDGED.match(value)), values[-1])
     if dataset is not None and dataset.lower().startswith("gsm"):
         numbers = _NUMBER.findall(text)
         return numbers[-1] if numbers else None

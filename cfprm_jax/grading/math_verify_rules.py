@@ -40,6 +40,7 @@ _GOES_ON = re.compile(r"\s*(?:\\[lc]?dots[bcmio]?|\.\.\.|…|\\cdots)\s*")
 _LIST_COMMA = re.compile(r",(?!\d{3}(?!\d))|\band\b|;|\\text\s*\{\s*and\s*\}")
 _ASSIGNED = re.compile(r"(?P<name>[a-zA-Z])\s*=\s*(?P<value>[^=]+)")
 _THIN_SPACE = re.compile(r"(?<=\d)(?:\\[,;: ]|~|\{,\}| )+(?=\d{3}(?:\D|$))")
+_APART = re.compile(r"(?<=\d)\s+(?=\d)(?!\d{3}(?!\d))")
 _NUMBER_AND_WORDS = re.compile(r"(\\?\$?\s*[-+]?[\d,]*\.?\d+)\s+([A-Za-z][A-Za-z ]*)")
 _MIXED_NUMBER = re.compile(r"^([-+]?\d+) +(\d+)/(\d+)$")
 _FACTORS = re.compile(
@@ -50,19 +51,19 @@ _FACTORS = re.compile(
 def equal(predicted: str, gold: str) -> bool:
     """Whether the predicted answer is right. May take without end: call it where it can be killed."""
     predicted, gold = characters.plain(predicted), characters.plain(gold)
-    if normalise(_unwrapped(predicted)) == normalise(_unwrapped(gold)):
-        return bool(normalise(_unwrapped(gold)))
+    if _form(_unwrapped(predicted)) == _form(_unwrapped(gold)):
+        return bool(_form(_unwrapped(gold)))
     if words(gold) == NO_ANSWER:
         return bool(_NO_ANSWER_WORDS.fullmatch(_unwrapped(predicted)))
     times = [_TIME.fullmatch(_unwrapped(answer)) for answer in (predicted, gold)]
     if times[0] and times[1]:
         return _clock(times[0]) == _clock(times[1])
     (given, given_unit), (expected, expected_unit) = notation.cleaned(predicted), notation.cleaned(gold)
-    if given_unit and expected_unit and given_unit != expected_unit and "unit" not in (given_unit, expected_unit):
+    if given_unit and expected_unit and not _one_unit(given_unit, expected_unit):
         return False
-    if normalise(given) == normalise(expected):
-        return bool(normalise(expected))
-    if not normalise(given) or not normalise(expected):
+    if _form(given) == _form(expected):
+        return bool(_form(expected))
+    if not _form(given) or not _form(expected):
         return False
     if words(expected) is not None or words(given) is not None:
         return _letters(given) == _letters(expected)
@@ -70,6 +71,17 @@ def equal(predicted: str, gold: str) -> bool:
     if verdict := _by_form(given, expected):
         return verdict == "equal"
     return _as_mathematics(given, expected)
+
+
+def _form(answer: str) -> str:
+    """The normal form of an answer, with a space between digits that separates no thousands: 3 1/2 is not 31/2."""
+    return normalise(_APART.sub("_", answer))
+
+
+def _one_unit(unit: str, other: str) -> bool:
+    """Whether two units are one, or one of them is just "units" of the same power."""
+    (base, power), (other_base, other_power) = (text.partition("^")[::2] for text in (unit, other))
+    return power == other_power and (base == other_base or "unit" in (base, other_base))
 
 
 def _by_form(given: str, expected: str) -> str | None:
@@ -107,7 +119,7 @@ def _as_mathematics(given: str, expected: str) -> bool:
         given, expected = notation.inequality(given) or given, notation.inequality(expected) or expected
     one, other = _parsed(expected), _parsed(given)
     if one is None or other is None:
-        return normalise(given) == normalise(expected)
+        return _form(given) == _form(expected)
     import sympy
     from math_verify import verify
 

@@ -202,11 +202,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(setup, two_saved, tmp_
     directory, first = two_saved
     shutil.copytree(directory, tmp_path / "run")
     DAMAGES[damage](tmp_path / "run" / "checkpoints" / "2")
+    retention.point_to_best(tmp_path / "run", tmp_path / "run" / "checkpoints" / "2")  # a run killed before it moved
     logged: list[str] = []
     with contextlib.closing(saving.Checkpoints(tmp_path / "run", keep=2, keep_best="auroc")) as checkpoints:
         restored = checkpoints.restore_newest(abstract(setup(), first), log=logged.append)
         assert checkpoints.improves({"auroc": 0.91}) and not checkpoints.improves({"auroc": 0.9})
     assert (restored.step, restored.data, restored.meta["name"]) == (1, {"next": 1}, "one")
+    assert saving.locate(tmp_path / "run" / "best") == (tmp_path / "run", 1)
     jax.tree.map(np.testing.assert_array_equal, restored.state, first)
     (line,) = logged
     if named := NAMED.get(damage):

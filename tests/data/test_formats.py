@@ -168,6 +168,9 @@ def test_stepwise_rows_have_their_granularity(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({**row, "granularity": g}) + "\n" for g in (2, "whole")))
     assert [trajectory.granularity for trajectory in read(path)] == [2, "whole"]
+    # Columns of tables that were joined, of which one has no granularity.
+    path.write_text("".join(json.dumps({**row, "granularity": g}) + "\n" for g in (None, 2.0)))
+    assert [trajectory.granularity for trajectory in read(path)] == [1, 2]
     path.write_text(json.dumps({**row, "granularity": 0}) + "\n")
     with pytest.raises(UserError, match=r'rows.jsonl:1: "granularity" is 0'):
         list(read(path))

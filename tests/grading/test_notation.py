@@ -14,11 +14,17 @@ KINDS = {
             *(("3/4 cup", "3/4"), ("\\frac{3}{4}\\text{ cup}", "0.75"), ("7 miles per hour", "7"), ("7 meters", "7 m")),
             *(("7 cm", "7\\text{ centimeters}"), ("7 mph", "7 miles per hour"), ("7\\pi \\text{ cm}^2", "7\\pi")),
             *(("2\\sqrt{3} cm", "2\\sqrt{3}"), ("7 apples", "7"), ("7 apples in 2 boxes", "7"), ("7 units", "7 cm")),
+            *(("7 square units", "7\\text{ cm}^2"), ("7\\text{ m}^3", "7 cubic units"), ("7 square units", "7")),
         ],
         [
+            *(("7 square units", "7 cm"), ("7 square units", "7 cm^3"), ("7 units", "7 cm^2")),
             *(("7 cm", "8"), ("7 cm", "7 m"), ("7 km/h", "7 m/s"), ("7 cm^2", "7 cm^3"), ("7 hours", "7 minutes")),
             *(("7 million", "7"), ("7 dozen", "7"), ("7x", "7"), ("7 apples", "8"), ("7 or 8", "7")),
         ],
+    ),
+    "spaces between digits": (
+        [("3 1/2", "7/2"), ("3 1/2", "3.5"), ("25 000", "25000"), ("1 000 000", "1,000,000")],
+        [("3 1/2", "31/2"), ("1 1/2", "11/2"), ("2 5", "25"), ("5 1/2", "51/2"), ("25 0000", "250000")],
     ),
     "currencies": (
         [

@@ -59,7 +59,7 @@ def parse(row: dict[str, Any], options: ParseOptions) -> list[Solution]:
             id=fields.optional_text(row, "id"),
             answer=fields.optional_text(row, "answer"),
             source=fields.optional_text(row, "source"),
-            granularity=_granularity(row.get("granularity", 1)),
+            granularity=_granularity(row.get("granularity")),
             redundancy=None
             if row.get("redundancy") is None
             else [fields.label(value) for value in fields.items(row, "redundancy")],
@@ -73,7 +73,7 @@ def _counts(row: dict[str, Any], steps: int) -> RolloutCounts:
     missing = [name for name in ("successes", "rollouts") if row.get(name) is None]
     if missing:
         raise UserError(f"field {missing[0]!r}: missing, and --estimate derives labels from it")
-    if row.get("granularity", 1) != 1:
+    if _granularity(row.get("granularity")) != 1:
         raise UserError(f"field 'granularity': {row['granularity']!r}, and --estimate derives labels of single steps")
     correct = row.get("correct")
     if correct is not None and not isinstance(correct, bool):
@@ -110,6 +110,11 @@ def _count(value: Any, name: str) -> int | None:
 
 
 def _granularity(value: Any) -> Granularity:
+    """1 where it is missing or null, as where tables of several columns were joined."""
+    if value is None or (isinstance(value, float) and value != value):
+        return 1
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if value in NAMED_GRANULARITIES or (type(value) is int and 1 <= value <= MOST_GRANULARITY):
         return value
     raise UserError(
