@@ -76,9 +76,15 @@ def saved_bytes(
         return jax.tree.leaves(jax.vjp(objective, weights)[1])
 
     program = jax.make_jaxpr(kept)(weights, part, frozen).jaxpr
-    # The layers are one scan, whose outputs beside the carry are stacked over layers.
+    # The layers are one scan, whose outputs beside the carry are stacked over layers, and so have a dimension more than
+    # within it. (Where the carry ends is written differently in each version of JAX.)
     scans = [equation for equation in program.eqns if equation.primitive.name == "scan"]
-    stacked = {id(v) for scan in scans for v in scan.outvars[scan.params["num_carry"] :]}
+    stacked = {
+        id(outside)
+        for scan in scans
+        for outside, inside in zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True)
+        if outside.aval.ndim > inside.ndim
+    }
     residuals = {id(v): v.aval for v in program.outvars if id(v) in stacked}
     weight_shapes = {x.shape for x in jax.tree.leaves((weights, frozen))}
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in residuals.values() if x.shape not in weight_shapes)
