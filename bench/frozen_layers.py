@@ -40,7 +40,7 @@ def run(flags: Sequence[str]) -> dict[str, float]:
                 ends.append(time.monotonic())
                 if match[1] == match[2]:
                     break
-        process_status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
         process.kill()
         process.wait()
         if len(ends) < 2:
@@ -49,7 +49,7 @@ def run(flags: Sequence[str]) -> dict[str, float]:
         if len(lines) < len(ends):
             raise RuntimeError(f"{len(ends)} steps, but {len(lines)} lines of metrics")
     tokens = sum(json.loads(line)["tokens_computed"] for line in lines[1 : len(ends)])
-    peak = _PEAK.search(process_status)
+    peak = _PEAK.search(status)
     assert peak is not None
     return {"tokens_per_second": tokens / (ends[-1] - ends[0]), "peak_gib": int(peak[1]) / 2**20}
 

@@ -36,16 +36,17 @@ def main(config: LabelConfig) -> int:
     if not requests_only:
         check_output(config.output, "--output")
         output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
+    log = functools.partial(print, flush=True)
     if config.merge:
         if judging or config.shard:
             raise UserError("--merge samples nothing: leave out --shard and --method=consensus")
-        _show(config, run.merge(config, functools.partial(print, flush=True)))
+        _show(config, run.merge(config, log))
         return 0
     if judging:
-        _show_consensus(config, run.consensus(config, functools.partial(print, flush=True)))
+        _show_consensus(config, run.consensus(config, log))
         return 0
     try:
-        _show(config, run.label(config, functools.partial(print, flush=True)))
+        _show(config, run.label(config, log))
     except RequestsWritten as written:
         print(written)
     return 0

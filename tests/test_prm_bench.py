@@ -138,6 +138,8 @@ def test_reason_eval_by_the_same_command(tmp_path):
     assert run(*arguments, f"--output_dir={out}") == 0
     results = json.loads((out / "results.json").read_text())
     assert results["prm_bench"] is None
+    refused = f"--output_dir={tmp_path / 'refused'}"
+    assert run(*arguments, f"--scores2={tmp_path / 's.jsonl'}", refused) == 2  # it has no comparison
     (line,) = results["reason_eval"]
     assert line["name"] == "mr" and line["signal"] == "redundancy"
     assert line["step"]["auc"] == line["step"]["macro_f1"] == line["solution"]["auc"] == 1

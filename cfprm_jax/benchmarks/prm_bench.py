@@ -56,6 +56,8 @@ def run(config: PRMBenchConfig, log: Log) -> dict[str, Any] | None:
     config = dataclasses.replace(config, model=local_directory(config.model))
     found = read_cases(config.input)
     excluded = read_questions(config.exclude_questions) if config.exclude_questions else None
+    if config.scores2 and not any(case.kind == "prm_bench" for case in found.cases):
+        raise UserError("--scores2 is compared on cases of PRMBench, and --input has none")
     second = read_scores(config.scores2, found.cases) if config.scores2 else None
     by_kind = collections.Counter(case.classification for case in found.cases)
     log(f"cases       {len(found.cases):,}: " + ", ".join(f"{name} {count:,}" for name, count in by_kind.items()))
@@ -150,8 +152,6 @@ def evaluate(
     missing = [case for case in counted if case.key not in table.scores]
     missing2 = [] if second is None else [case for case in published if case.key not in second.scores]
     beyond = [case for case in counted if case.beyond]
-    if second is not None and not published:
-        raise UserError("--scores2 is compared on cases of PRMBench, and --input has none")
     comparison = [] if second is None else prm_bench.compare(published, table.scores, second.scores, settings)
     return {
         "config": config_files.as_dict(config),

@@ -83,21 +83,20 @@ class RolloutCounts:
         """p_0."""
         return _rate(*self.question)
 
+    def positive(self, threshold: float = 1) -> list[bool | None]:
+        """Whether each step has threshold successes, or as many as rollouts if these are fewer; None without counts.
+
+        The last step of a solution has one rollout, which is the solution itself.
+        """
+        # A rate counts as a success however small it is.
+        return [
+            None if not n or s is None else s > min(threshold, n) - 1
+            for s, n in zip(self.successes, self.rollouts, strict=True)
+        ]
+
     def first_error(self, threshold: float = 1) -> int | None:
         """Index of the first step with less than threshold successes; for a threshold of 1, with none."""
-        steps = enumerate(zip(self.successes, self.rollouts, strict=True))
-        return next((index for index, counts in steps if _positive(*counts, threshold) is False), None)
-
-
-def _positive(successes: float | None, rollouts: int | None, threshold: float) -> bool | None:
-    """Whether a step has threshold successes, or as many as it has rollouts if these are fewer; None without counts.
-
-    The last step of a solution has one rollout, which is the solution itself.
-    """
-    if not rollouts or successes is None:
-        return None
-    # A rate counts as a success however small it is.
-    return successes > min(threshold, rollouts) - 1
+        return next((index for index, positive in enumerate(self.positive(threshold)) if positive is False), None)
 
 
 def labels(counts: RolloutCounts, config: EstimateConfig) -> list[Label] | str:
@@ -136,13 +135,7 @@ def _shortest(remaining: Sequence[int | None]) -> list[int | None]:
 
 
 def _hard(counts: RolloutCounts, config: EstimateConfig) -> list[Label]:
-    found: list[Label] = [
-        None if positive is None else float(positive)
-        for positive in (
-            _positive(successes, rollouts, config.hard_threshold)
-            for successes, rollouts in zip(counts.successes, counts.rollouts, strict=True)
-        )
-    ]
+    found: list[Label] = [None if one is None else float(one) for one in counts.positive(config.hard_threshold)]
     if config.unrolled == "positive":
         last = max((index for index, label in enumerate(found) if label == 1), default=-1)
         found[:last] = [1.0 if label is None else label for label in found[:last]]

@@ -90,12 +90,15 @@ class SearchTree:
         ]
         return min(known, default=None)
 
+    def _after_error(self, prefix: Prefix) -> bool:
+        return any(node.wrong for node in self._above(prefix))
+
     def edges(self) -> list[Node]:
         """Every node with verdicts but the root and those after a first error, in depth-first order."""
         kept = [
             node
             for prefix, node in self.nodes.items()
-            if prefix and node.outcome.successes is not None and not any(above.wrong for above in self._above(prefix))
+            if prefix and node.outcome.successes is not None and not self._after_error(prefix)
         ]
         # Prefixes before their continuations, siblings in the order of the search.
         places: dict[Prefix, int] = {}
@@ -110,10 +113,7 @@ class SearchTree:
 
     def violations(self) -> int:
         """Nodes with a success after one without any; they are no edges."""
-        return sum(
-            bool(node.outcome.successes) and any(above.wrong for above in self._above(prefix))
-            for prefix, node in self.nodes.items()
-        )
+        return sum(bool(node.outcome.successes) and self._after_error(prefix) for prefix, node in self.nodes.items())
 
     def leaves(self) -> list[Node]:
         """The edges that have no child."""
