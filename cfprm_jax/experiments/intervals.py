@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -68,20 +69,53 @@ def estimates(tables: Sequence[Outcomes]) -> list[Estimate]:
 def _estimate(table: Outcomes, family: int) -> Estimate:
     seeds, questions = table.shape
     of_seeds, of_questions = table.mean(axis=1), table.mean(axis=0)
-    a = float(of_seeds.var(ddof=1)) / seeds if seeds > 1 else 0.0
-    b = float(of_questions.var(ddof=1)) / questions if questions > 1 else 0.0
-    mean, error = float(table.mean()), math.sqrt(a + b)
-    rest = (a * a / (seeds - 1) if a else 0.0) + (b * b / (questions - 1) if b else 0.0)
-    freedom = (a + b) ** 2 / rest if rest else 1.0
-
-    def half(level: float) -> float:
-        return float(special.stdtrit(freedom, 0.5 + level / 2)) * error
-
-    alone, together = half(LEVEL), half(1 - (1 - LEVEL) / family)
-    p = 1.0 if mean == 0 else 0.0
-    if error:
-        p = 2 * float(special.stdtr(freedom, -abs(mean) / error))
-    deviation = float(of_seeds.std(ddof=1)) if seeds > 1 else float("nan")
+    mean = float(table.mean())
+    found = crossed(of_seeds, float(of_questions.var(ddof=1)) / questions if questions > 1 else 0.0, questions)
+    alone, together = found.half(LEVEL), found.half(1 - (1 - LEVEL) / family)
     return Estimate(
-        mean, mean - alone, mean + alone, mean - together, mean + together, deviation=deviation, error=error, p=p
+        mean,
+        mean - alone,
+        mean + alone,
+        mean - together,
+        mean + together,
+        deviation=float(of_seeds.std(ddof=1)) if seeds > 1 else float("nan"),
+        error=found.error,
+        p=found.p_value(mean),
     )
+
+
+class CrossedError(NamedTuple):
+    """The error of a mean over random seeds and random units.
+
+    Attributes:
+      error: standard error of the mean.
+      freedom: degrees of freedom of its t distribution.
+    """
+
+    error: float
+    freedom: float
+
+    def half(self, level: float) -> float:
+        """Half the width of the interval of a level, 0.95 for 95 %."""
+        return float(special.stdtrit(self.freedom, 0.5 + level / 2)) * self.error
+
+    def p_value(self, mean: float) -> float:
+        """Two-sided p-value of "the mean is 0"."""
+        if not self.error:
+            return 1.0 if mean == 0 else 0.0
+        return 2 * float(special.stdtr(self.freedom, -abs(mean) / self.error))
+
+
+def crossed(by_seed: Float[np.ndarray, " seeds"], of_units: float, units: int) -> CrossedError:
+    """The error of the mean over seeds, see the top of this module.
+
+    Args:
+      by_seed: the number of each seed.
+      of_units: variance of the mean that the choice of units (questions, records) causes.
+      units: how many there are.
+    """
+    seeds = len(by_seed)
+    of_seeds = float(np.var(by_seed, ddof=1)) / seeds if seeds > 1 else 0.0
+    rest = sum(x * x / (n - 1) for x, n in ((of_seeds, seeds), (of_units, units)) if x and n > 1)
+    total = of_seeds + of_units
+    return CrossedError(math.sqrt(total), total * total / rest if rest else 1.0)

@@ -78,7 +78,7 @@ class RealConfig(Options):
     process_bench_solutions: int = option(
         100, "Number of solutions of each subset, at even distances in it; 0 is all.", lower=0, upper=1 << 30
     )
-    resamples: int = option(2000, "Resamples of the bootstrap over records and seeds.", lower=100, upper=10**6)
+    resamples: int = option(2000, "Resamples of the bootstrap over records.", lower=100, upper=10**6)
 
 
 def what(cell: Cell) -> Treatment:

@@ -1,13 +1,17 @@
-"""Metrics of --grid=real with intervals from a bootstrap over records and seeds, paired between treatments.
+"""Metrics of --grid=real with intervals over records and seeds, paired between treatments.
 
-Resample b draws records (of the pool questions, of ProcessBench solutions) with replacement, and seeds with
-replacement. Every cell sees the same draws, so that a difference of two treatments is that of the same records and
-seeds in each resample. With one seed intervals are about records alone.
+Resample b draws records (of the pool questions, of ProcessBench solutions) with replacement. Every cell sees the same
+draws, so that a difference of two treatments is that of the same records in each resample. Their variance over
+resamples is the part of the error that records cause. Seeds are too few to be resampled: of three, a bootstrap sees
+two thirds of their variance, and its quantiles end at the seeds' own values. Their part is the variance of their
+values over their number, and the interval is Student's t of both parts, as in :mod:`.intervals`. With one seed it is
+about records alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,12 +19,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from cfprm_jax.evaluation.first_error import NO_ERROR
-from cfprm_jax.evaluation.statistics import two_sided_p_value
+from cfprm_jax.experiments.intervals import LEVEL, crossed
 from cfprm_jax.experiments.real_data import EvaluationSets
 
 Arrays = Mapping[str, np.ndarray]
 Weights = Float[np.ndarray, "resamples units"]
-_LEVEL = 0.95
+Table = Float[np.ndarray, "seeds 1+resamples"]
 _SEED = 0
 
 
@@ -168,21 +172,23 @@ class Bootstrap:
         self._resamples = resamples
         self._units: dict[tuple[str, int], Weights] = {}
 
-    def table(self, metric: Metric, arrays: Sequence[Arrays]) -> Float[np.ndarray, "seeds 1+resamples"]:
+    def table(self, metric: Metric, arrays: Sequence[Arrays]) -> Table:
         """The metric of each seed: of all units, then of every resample of them."""
         weights = np.concatenate([np.ones((1, metric.units)), self._of_units(metric)])
         return np.stack([metric.value(one, weights) for one in arrays])
 
-    def interval(self, table: Float[np.ndarray, "seeds 1+resamples"]) -> Interval:
-        """The mean over seeds, or that of a difference of two tables, with its interval."""
-        seeds = len(table)
-        rng = np.random.default_rng([_SEED, seeds])
-        drawn = rng.multinomial(seeds, np.full(seeds, 1 / seeds), self._resamples)
-        values = (drawn.T * table[:, 1:]).sum(axis=0) / seeds
-        tail = (1 - _LEVEL) / 2
-        low, high = np.nanquantile(values, (tail, 1 - tail)) if np.isfinite(values).any() else (np.nan, np.nan)
-        p = float(two_sided_p_value(values[:, None])[0])
-        return Interval(float(table[:, 0].mean()), float(low), float(high), p, tuple(table[:, 0].tolist()))
+    def metric(self, metric: Metric, table: Table) -> Interval:
+        """The mean over seeds with its interval, of which only what a metric can be, 0 to 1, is kept."""
+        found = self.difference(metric, table)
+        return dataclasses.replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
+
+    def difference(self, metric: Metric, table: Table) -> Interval:
+        """The mean over seeds of a difference of two tables, with its interval."""
+        by_seed, resampled = table[:, 0], table[:, 1:].mean(axis=0)
+        known = resampled[np.isfinite(resampled)]
+        error = crossed(by_seed, float(known.var(ddof=1)) if len(known) > 1 else math.nan, metric.units)
+        mean, half = float(by_seed.mean()), error.half(LEVEL)
+        return Interval(mean, mean - half, mean + half, error.p_value(mean), tuple(by_seed.tolist()))
 
     def _of_units(self, metric: Metric) -> Weights:
         key = (metric.unit, metric.units)

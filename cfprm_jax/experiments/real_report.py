@@ -11,7 +11,7 @@ import numpy as np
 
 from cfprm_jax.experiments import table2
 from cfprm_jax.experiments.grid import ROWS, Cell
-from cfprm_jax.experiments.real import CONTRASTS, TREATMENTS, what
+from cfprm_jax.experiments.real import CONTRASTS, what
 from cfprm_jax.experiments.real_data import EvaluationSets
 from cfprm_jax.experiments.real_metrics import Bootstrap, Interval, Metric, metrics
 from cfprm_jax.experiments.real_runner import RealResult
@@ -65,18 +65,20 @@ def find(
     """
     bootstrap = Bootstrap(resamples)
     tables: dict[Cell, dict[str, np.ndarray]] = {}
-    names: list[str] = []
+    by_name: dict[str, Metric] = {}
     for result in done:
         known: list[Metric] = metrics(sets, sizes, result.cell.aggregation, subsets)
-        names = [metric.name for metric in known]
+        by_name = {metric.name: metric for metric in known}
         tables[result.cell] = {metric.name: bootstrap.table(metric, [result.arrays]) for metric in known}
     members: dict[tuple[str, str], list[RealResult]] = {}
     for result in done:
         members.setdefault((result.cell.row, result.cell.treatment), []).append(result)
     groups = []
     for (row, treatment), own in members.items():
-        joined = {name: np.concatenate([tables[one.cell][name] for one in own]) for name in names}
-        values = {name: bootstrap.interval(table) for name, table in joined.items()}
+        values = {
+            name: bootstrap.metric(metric, np.concatenate([tables[one.cell][name] for one in own]))
+            for name, metric in by_name.items()
+        }
         groups.append(Group(row, treatment, what(own[0].cell).title, own, values))
     differences = []
     for row in dict.fromkeys(group.row for group in groups):
@@ -87,10 +89,14 @@ def find(
                 if dataclasses.replace(result.cell, treatment=other) in tables
             ]
             if pairs:
-                joined = {name: np.concatenate([tables[a][name] - tables[b][name] for a, b in pairs]) for name in names}
-                values = {name: bootstrap.interval(table) for name, table in joined.items()}
+                values = {
+                    name: bootstrap.difference(
+                        metric, np.concatenate([tables[a][name] - tables[b][name] for a, b in pairs])
+                    )
+                    for name, metric in by_name.items()
+                }
                 differences.append(Difference(row, one, other, len(pairs), values))
-    return Findings(names, groups, differences)
+    return Findings(list(by_name), groups, differences)
 
 
 def write(
@@ -149,11 +155,11 @@ def page(found: Findings, done: int, cells: int) -> str:
         differences.append([ROWS[one.row], title, str(one.seeds), *(_shown(one.values[n], "+") for n in found.metrics)])
     parts = [
         "# Real weights and labels",
-        f"{done} of {cells} cells. In points of 100, means over seeds, with 95 % intervals from a bootstrap over "
-        "records (questions of the pool, solutions of ProcessBench) and seeds. AUROC, negative F1 (a step is called "
-        "wrong at a score of at most 0.5) and first error (share of a record's solutions whose first error, or none, "
-        "is found at 0.5) are of distinct held-out steps and held-out records. Tokens are computed ones, a run's; "
-        "times are a run's.",
+        f"{done} of {cells} cells. In points of 100, means over seeds, with 95 % intervals: Student's t of the variance "
+        "over seeds and of a bootstrap over records (questions of the pool, solutions of ProcessBench). AUROC, negative "
+        "F1 (a step is called wrong at a score of at most 0.5) and first error (share of a record's solutions whose "
+        "first error, or none, is found at 0.5) are of distinct held-out steps and held-out records. Tokens are "
+        "computed ones, a run's; times are a run's.",
         table2.padded(grid).rstrip(),
     ]
     if found.differences:
@@ -171,12 +177,13 @@ def page(found: Findings, done: int, cells: int) -> str:
 def sentences(found: Findings) -> list[str]:
     """What the intervals of each comparison support, by a rule that is the same whichever way they fall."""
     out = []
+    titles = {(group.row, group.treatment): group.title for group in found.groups}
     for one in found.differences:
         by_sign: dict[int, list[str]] = {1: [], -1: [], 0: []}
         for name in found.metrics:
             value = one.values[name]
             by_sign[value.sign].append(f"{name} {_shown(value, '+')}")
-        treatment, other = TREATMENTS[one.better].title, TREATMENTS[one.than].title
+        treatment, other = (titles[one.row, name] for name in (one.better, one.than))
         parts = [
             f"{words}: {', '.join(by_sign[sign])}"
             for sign, words in ((1, "higher"), (-1, "lower"), (0, "not decided"))

@@ -10,16 +10,17 @@ import jax
 import numpy as np
 import pytest
 from documented_keys import check as check_keys
+from scipy import stats
 from tiny_runs import rows, write_corpus, write_model, write_weights
 
 from cfprm_jax import experiment, flags, process_bench, score, train
 from cfprm_jax.config import DeviceConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import LabelledSolution, accuracies
-from cfprm_jax.experiments import options, real_metrics
+from cfprm_jax.experiments import options, real_metrics, real_report
 from cfprm_jax.experiments.cell import first_n
 from cfprm_jax.experiments.grid import Cell
-from cfprm_jax.experiments.real import real_cells
+from cfprm_jax.experiments.real import real_cells, what
 from cfprm_jax.experiments.real_metrics import Bootstrap, Metric
 from cfprm_jax.experiments.real_runner import RealRunner
 from cfprm_jax.run.evaluation import auroc, binary_metrics
@@ -272,7 +273,51 @@ def test_intervals_are_paired():
     ones = [{"x": rng.normal(size=30)} for _ in range(3)]
     one = bootstrap.table(metric, ones)
     other = bootstrap.table(metric, [{"x": own["x"] - 0.25} for own in ones])
-    found = bootstrap.interval(one - other)
+    found = bootstrap.difference(metric, one - other)
     assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25)) and found.sign == 1
-    alone = bootstrap.interval(one)
+    alone = bootstrap.difference(metric, one)
     assert alone.low < alone.mean < alone.high and alone.high - alone.low > 0.1
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize(("of_seeds", "of_records"), [(3.0, 0.1), (0.3, 3.0), (0.1, 0.1)])
+def test_intervals_cover(seeds, of_seeds, of_records):
+    """Two or three seeds are few: an interval that resamples them covers 56 or 72 %."""
+    rng = np.random.default_rng(3)
+    metric = Metric("x", "record", 100, lambda arrays, weights: real_metrics.weighted_mean(arrays["x"], weights))
+    bootstrap, covered, runs = Bootstrap(400), 0, 300
+    for _ in range(runs):
+        records = rng.normal(0, of_records, 100)
+        arrays = [{"x": rng.normal(0, of_seeds) + records + rng.normal(size=100)} for _ in range(seeds)]
+        found = bootstrap.difference(metric, bootstrap.table(metric, arrays))
+        covered += found.low <= 0 <= found.high
+    assert covered / runs >= 0.92
+
+
+def test_one_seed_is_about_records_alone():
+    rng = np.random.default_rng(4)
+    metric = Metric("x", "record", 200, lambda arrays, weights: real_metrics.weighted_mean(arrays["x"], weights))
+    bootstrap, x = Bootstrap(4000), rng.random(200)
+    found = bootstrap.metric(metric, bootstrap.table(metric, [{"x": x}]))
+    half = stats.t.ppf(0.975, 199) * x.std() / np.sqrt(200)
+    assert (found.low, found.high) == pytest.approx((x.mean() - half, x.mean() + half), rel=0.01)
+
+
+def test_a_metric_stays_between_0_and_1():
+    metric = Metric("x", "record", 20, lambda arrays, weights: real_metrics.weighted_mean(arrays["x"], weights))
+    bootstrap, x = Bootstrap(200), np.eye(20)[0]
+    low, high = (bootstrap.metric(metric, bootstrap.table(metric, [{"x": v}])) for v in (x, 1 - x))
+    assert low.low == 0 < low.high and high.low < 1 == high.high
+    difference = bootstrap.difference(metric, bootstrap.table(metric, [{"x": x}]))
+    assert difference.low < 0
+
+
+def test_sentences_name_what_the_outcome_model_trains_on():
+    """Its coarse to fine begins with whole solutions."""
+    interval = real_metrics.Interval(0.1, 0.05, 0.15, 0.01, (0.1,))
+    groups = [
+        real_report.Group("orm", name, what(Cell("real", "orm", name, 0)).title, [], {}) for name in ("c2", "each_once")
+    ]
+    difference = real_report.Difference("orm", "c2", "each_once", 1, {"AUROC": interval})
+    (found,) = real_report.sentences(real_report.Findings(["AUROC"], groups, [difference]))
+    assert found == "ORM, whole, C=2, then 1 against each label once (1 seed): higher: AUROC +10.0 [5.0, 15.0]."
