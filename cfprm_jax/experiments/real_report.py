@@ -155,11 +155,11 @@ def page(found: Findings, done: int, cells: int) -> str:
         differences.append([ROWS[one.row], title, str(one.seeds), *(_shown(one.values[n], "+") for n in found.metrics)])
     parts = [
         "# Real weights and labels",
-        f"{done} of {cells} cells. In points of 100, means over seeds, with 95 % intervals: Student's t of the variance "
-        "over seeds and of a bootstrap over records (questions of the pool, solutions of ProcessBench). AUROC, negative "
-        "F1 (a step is called wrong at a score of at most 0.5) and first error (share of a record's solutions whose "
-        "first error, or none, is found at 0.5) are of distinct held-out steps and held-out records. Tokens are "
-        "computed ones, a run's; times are a run's.",
+        f"{done} of {cells} cells. In points of 100, means over seeds, with 95 % intervals: Student's t of the "
+        "variance over seeds and of a bootstrap over records (questions of the pool, solutions of ProcessBench). "
+        "AUROC, negative F1 (a step is called wrong at a score of at most 0.5) and first error (share of a record's "
+        "solutions whose first error, or none, is found at 0.5) are of distinct held-out steps and held-out records. "
+        "Tokens are computed ones, a run's; times are a run's.",
         table2.padded(grid).rstrip(),
     ]
     if found.differences:
