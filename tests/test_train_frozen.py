@@ -112,6 +112,15 @@ def test_a_checkpoint_holds_what_is_trained(run):
     assert {shape[0] for name, shape in shapes.items() if "/layers/" in name} == {LAYERS - FROZEN}
 
 
+def test_with_adapters_it_resumes_to_the_same_end(tiny, adapted):
+    """Their targets may be named otherwise."""
+    copy = shutil.copytree(adapted, tiny.directory / "adapted_copy")
+    shutil.rmtree(copy / "checkpoints" / "4")
+    given = {**OPTIONS, **LORA, "resume": "always", "lora_targets": "down_proj,query"}
+    assert run_here(tiny.arguments("adapted_copy", **given)) == 0
+    same_result(adapted, copy)
+
+
 def test_it_resumes_to_the_same_end(tiny, run):
     copy = shutil.copytree(run, tiny.directory / "copy")
     shutil.rmtree(copy / "checkpoints" / "4")

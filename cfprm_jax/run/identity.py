@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfprm_jax.data.loader import difference
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import safetensors_files
+from cfprm_jax.models import lora
 from cfprm_jax.run.directory import FLAGS
 from cfprm_jax.run.inputs import Sources
 from cfprm_jax.run.options import TrainConfig
@@ -46,8 +49,7 @@ def fingerprint(config: TrainConfig, made: Setup) -> dict[str, Any]:
         del options[name]
     for record in made.frozen.values():
         options["weights of the backbone"] = record["backbone_sha256"]
-    if config.lora.lora_rank:
-        options |= config_files.as_dict(config.lora)
+    options |= _adapters(config.lora.lora_rank, config.lora.lora_alpha, config.lora.lora_targets)
     if config.frozen.frozen_layers:
         options["frozen_layers"] = config.frozen.frozen_layers
     return {
@@ -65,7 +67,7 @@ def require_same(output_dir: pathlib.Path, meta: dict[str, Any], current: dict[s
       meta: of the checkpoint.
       current: fingerprint of the resumed run.
     """
-    saved = dict(meta["fingerprint"])
+    saved, current = _canonical(meta["fingerprint"]), _canonical(current)
     # The model's content decides; its path only where the content is not stored, as in runs of earlier versions.
     stored = saved.get(MODEL_CONTENT) is not None and current[MODEL_CONTENT] is not None
     left_out = "model" if stored else MODEL_CONTENT
@@ -76,3 +78,19 @@ def require_same(output_dir: pathlib.Path, meta: dict[str, Any], current: dict[s
             f"--resume: {output_dir} was trained with other data or options: {changed}. Its own are in "
             f"{output_dir / FLAGS}: --flagfile={output_dir / FLAGS} --resume=auto"
         )
+
+
+def _adapters(rank: int, alpha: float, targets: Sequence[str]) -> dict[str, Any]:
+    """The options of adapters, by name; empty without any. However targets are named and ordered, they are the same."""
+    adapters = lora.parse(rank, alpha, targets)
+    if adapters is None:
+        return {}
+    return {"lora_rank": adapters.rank, "lora_alpha": adapters.alpha, "lora_targets": list(adapters.targets)}
+
+
+def _canonical(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint as it comes back from JSON, where a tuple is a list; adapters of earlier versions, too."""
+    plain = json.loads(json.dumps(fingerprint))
+    if "lora_rank" in plain:
+        plain |= _adapters(plain["lora_rank"], plain["lora_alpha"], plain["lora_targets"])
+    return plain

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from cfprm_jax.config import LoraConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import identity
 from cfprm_jax.run.inputs import Sources
+from cfprm_jax.run.options import TrainConfig
 
 RAW = {"model_type": "qwen2", "hidden_size": 8, "_name_or_path": "a"}
 
@@ -69,3 +73,30 @@ def test_runs_of_earlier_versions_are_identified_by_the_path() -> None:
     identity.require_same(pathlib.Path("run"), {"fingerprint": {"model": "a", "seed": 1}}, current)
     with pytest.raises(UserError, match="model was b and is a"):
         identity.require_same(pathlib.Path("run"), {"fingerprint": {"model": "b", "seed": 1}}, current)
+
+
+def with_adapters(model: pathlib.Path, *targets: str) -> dict:
+    """The fingerprint of a run with adapters on these targets."""
+    config = dataclasses.replace(TrainConfig(), lora=LoraConfig(2, 8.0, targets))
+    made = types.SimpleNamespace(
+        data=types.SimpleNamespace(loader=types.SimpleNamespace(fingerprint={"seed": 1, "sizes": (4, 1)})),
+        frozen={"lora": {"backbone_sha256": "a"}},
+        sources=sources(model),
+        network=types.SimpleNamespace(raw=RAW),
+        num_steps=3,
+    )
+    return identity.fingerprint(config, made)
+
+
+def test_a_fingerprint_with_adapters_is_the_same_after_json(model) -> None:
+    """Whatever is a list there; targets are the same by both of their names and in any order."""
+    saved = json.loads(json.dumps(with_adapters(model, "value", "q_proj")))
+    run = pathlib.Path("run")
+    for targets in (("value", "q_proj"), ("query", "v_proj")):
+        identity.require_same(run, {"fingerprint": saved}, with_adapters(model, *targets))
+    # As earlier versions wrote them: as they were typed.
+    identity.require_same(
+        run, {"fingerprint": {**saved, "lora_targets": ["value", "q_proj"]}}, with_adapters(model, "value", "query")
+    )
+    with pytest.raises(UserError, match=r"lora_targets was .* and is "):
+        identity.require_same(run, {"fingerprint": saved}, with_adapters(model, "query"))
