@@ -25,7 +25,7 @@ from cfprm_jax.options import Options, option
 
 @dataclasses.dataclass(frozen=True)
 class EstimateConfig(Options):
-    """Step labels from counts of rollouts; see :mod:`cfprm_jax.data.estimates`."""
+    """Step labels from counts of rollouts (docs/labels.md)."""
 
     estimate: str = option(
         "labels",
@@ -109,7 +109,7 @@ class GranularityConfig(Options):
     epochs_per_granularity: int = option(
         1,
         "Passes over the data at each granularity. A small corpus needs more than one: 20 trajectories in batches of 8 "
-        "are 3 optimizer steps a pass.",
+        "are 3 optimizer steps per pass.",
         lower=1,
         upper=1000,
     )
@@ -160,9 +160,9 @@ class EncodingConfig(Options):
     )
     marker: str = option(
         MARKER,
-        "Step marker: the token after each step at which its score is read, one added token of the tokenizer. auto is "
-        "<extra_0>; in a tokenizer without it, a reserved token is renamed to it. Set it for tokenizers without a "
-        "reserved token (docs/encodings.md).",
+        "Step marker: the token after each step at which its score is read, one added token of the tokenizer. "
+        "<extra_0>, or auto, which means the same: in a tokenizer without it, a reserved token is renamed to it. Set "
+        "another token for tokenizers without a reserved token (docs/encodings.md).",
     )
     system_prompt: str = option(SYSTEM_PROMPT, "System message of the chat template.")
 

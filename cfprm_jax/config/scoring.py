@@ -30,7 +30,8 @@ class ScoringConfig(Options):
     attention: str = option("auto", ATTENTION_HELP, choices=ATTENTIONS)
     max_length: int = option(
         0,
-        "Maximum length of a solution in tokens; longer ones are not scored. 0 is the maximum of training.",
+        "Maximum length of a solution in tokens; longer ones are not scored. 0 is the maximum of training; for a PRM "
+        "without prm.json, the smaller of 4096 and the positions of the model.",
         lower=8,
         upper=MOST_TOKENS,
         also=0,

@@ -26,7 +26,7 @@ class FilesConfig(Options):
 class PrepareConfig(Options):
     """Read labelled corpora, merge steps into windows, write stepwise JSON lines and a report.
 
-    python -m cfprm_jax.prepare --input=CORPUS.jsonl --c_max=2 --output=NAME.jsonl.gz
+    python -m cfprm_jax.prepare --input=CORPUS.jsonl --output=NAME.jsonl.gz
 
     Writes the output, NAME.report.json with counts and NAME.flags with the resolved flags. --epochs_per_granularity and
     --schedule apply to training only.

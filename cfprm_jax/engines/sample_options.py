@@ -27,7 +27,7 @@ class SampleConfig(Options):
         *("top_p", "max_new_tokens", "seed", "batch_rows", "resume"),
     )
 
-    model: str = option("", "Hugging Face directory of a language model with a chat template.")
+    model: str = option("", "Hugging Face directory or hub name of a language model with a chat template.")
     questions: tuple[str, ...] = option(
         (), "Question files or globs: .jsonl, .json or .parquet, plain or .gz.", kind="list"
     )

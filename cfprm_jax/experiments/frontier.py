@@ -48,7 +48,7 @@ class FrontierConfig(Options):
         "of the distinct steps.",
         kind="list",
     )
-    step_tokens: tuple[str, ...] = option(("1000",), "Computed tokens an optimizer step.", kind="list")
+    step_tokens: tuple[str, ...] = option(("1000",), "Computed tokens per optimizer step.", kind="list")
     train_tokens: tuple[str, ...] = option(
         ("100000", "400000", "1600000"),
         "Computed tokens of a run; the data is passed over as often as needed.",

@@ -63,7 +63,7 @@ class LaboratoryConfig(Options):
     )
     train_problems: int = option(256, "Problems of a training set.", lower=1, upper=10**5)
     solutions_per_problem: int = option(
-        32, "Sampled solutions of each, or with paths sampled next steps.", lower=1, upper=4096
+        32, "Solutions sampled per problem; with --corpus=paths, next steps sampled per step.", lower=1, upper=4096
     )
     rollouts: int = option(
         8, "With --grid=labels, rollouts of each distinct prefix of a training set.", lower=1, upper=4096

@@ -74,7 +74,7 @@ class ExperimentConfig(Options):
     )
     grouping_rows: tuple[str, ...] = option(
         ("bce", "q_ranking"),
-        "Rows that compare --packing=tree, which keeps records together, with --packing.",
+        "Losses (as in --rows) for the comparison of whole records with shuffled trajectories; empty for none.",
         choices=tuple(LOSSES),
         kind="list",
     )

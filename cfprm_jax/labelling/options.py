@@ -29,13 +29,13 @@ class MethodConfig(Options):
 
     method: str = option(
         "sweep",
-        "sweep rolls every step, bisect searches incorrect solutions for their first error, tree grows OmegaPRM's "
-        "tree of a question, consensus keeps labelled rows with which a judge agrees.",
+        "sweep samples rollouts after every step, bisect searches incorrect solutions for their first error, tree grows "
+        "OmegaPRM's tree of a question, consensus keeps labelled rows with which a judge agrees.",
         choices=METHODS,
     )
     rollouts: int = option(8, "Number of rollouts per prefix.", lower=1, upper=MOST_CANDIDATES)
-    stop_at_zero: bool = option(True, "sweep: steps after the first one without a success are not rolled.")
-    roll_right: bool = option(False, "bisect: sweep correct solutions; otherwise they are not rolled.")
+    stop_at_zero: bool = option(True, "sweep: steps after the first one without a success get no rollouts.")
+    roll_right: bool = option(False, "bisect: sweep correct solutions; otherwise they get no rollouts.")
     min_rate: float = option(
         0.0, "Minimum rate of correct solutions of a question; questions below it are omitted.", lower=0.0, upper=1.0
     )
@@ -110,7 +110,7 @@ class LabelConfig(Options):
         *("temperature", "max_new_tokens", "seed", "engine", "resume"),
     )
 
-    model: str = option("", "Hugging Face directory of the policy.")
+    model: str = option("", "Hugging Face directory or hub name of the policy.")
     input: tuple[str, ...] = option(
         (),
         'Files or globs: candidates, stepwise rows with an "answer" (labels are not needed), or questions for '

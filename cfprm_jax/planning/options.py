@@ -31,7 +31,7 @@ class PlanOptions(Options):
         also=-1.0,
     )
     model_config: str = option(
-        "", "config.json of the backbone, where --model is neither a directory nor the name of a published model."
+        "", "config.json of the backbone, if --model is neither a directory nor the name of a known published model."
     )
     suggest: int = option(
         2,
@@ -48,8 +48,9 @@ class PlanConfig(Options):
 
     python -m cfprm_jax.plan --flagfile=configs/paper/math_q_ranking_c2.flags --accelerator=h100-80gb --num_devices=1
 
-    Takes every flag of train; no weights and no data are read. Memory, kernels and collectives are the XLA
-    compiler's own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
+    Takes every flag of train; reads no weights and no data, and downloads nothing: --model is a directory, or the name
+    of a published Qwen2.5, Qwen3, Llama 3 or Mistral 7B, whose shape is known. Memory, kernels and collectives are the
+    XLA compiler's own figures. Exits with 0 if it fits and with 1 if it does not, naming changes that would.
     """
 
     MAIN_FLAGS: ClassVar = (

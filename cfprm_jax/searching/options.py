@@ -39,7 +39,7 @@ class SearchConfig(Options):
         *("method", "n", "beam_width", "temperature", "max_new_tokens"),
     )
 
-    model: str = option("", "Hugging Face directory of a language model with a chat template: the policy.")
+    model: str = option("", "Hugging Face directory or hub name of a language model with a chat template: the policy.")
     reward: str = option("", "Run, checkpoint or Hugging Face directory of a PRM, or the http:// address of serve.")
     questions: tuple[str, ...] = option(
         (), "Question files or globs: .jsonl, .json or .parquet, plain or .gz.", kind="list"
