@@ -29,8 +29,8 @@ class MethodConfig(Options):
 
     method: str = option(
         "sweep",
-        "sweep samples rollouts after every step, bisect searches incorrect solutions for their first error, tree grows "
-        "OmegaPRM's tree of a question, consensus keeps labelled rows with which a judge agrees.",
+        "sweep samples rollouts after every step, bisect searches incorrect solutions for their first error, tree "
+        "grows OmegaPRM's tree of a question, consensus keeps labelled rows with which a judge agrees.",
         choices=METHODS,
     )
     rollouts: int = option(8, "Number of rollouts per prefix.", lower=1, upper=MOST_CANDIDATES)
