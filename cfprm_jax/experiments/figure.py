@@ -1,4 +1,7 @@
-"""The paper's figure: accuracy over the largest C, a panel for each loss and test set."""
+"""The paper's figure: accuracy over the largest C, a panel for each loss and test set.
+
+The outcome model has panels where it is the only row.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ def write(results: Results, path: pathlib.Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("matplotlib is missing, which the figure is drawn with: pip install matplotlib") from error
-    level, losses = results.levels[0], [row for row in results.rows if row != ORM]
-    figure = Figure(figsize=(2.9 * len(losses), 2.6 * len(results.tests)), layout="constrained")
-    axes = figure.subplots(len(results.tests), max(len(losses), 1), squeeze=False, sharex=True)
+    level = results.levels[0]
+    rows = [row for row in results.rows if row != ORM] or list(results.rows)
+    figure = Figure(figsize=(2.9 * len(rows), 2.6 * len(results.tests)), layout="constrained")
+    axes = figure.subplots(len(results.tests), len(rows), squeeze=False, sharex=True)
     for line, test in enumerate(results.tests):
-        for column, row in enumerate(losses):
+        for column, row in enumerate(rows):
             panel = axes[line, column]
             there = [t for t in SWEEP if results.has(level, row, t)]
             tables = [results.mean(level, row, t, test) for t in there]
@@ -44,7 +48,7 @@ def write(results: Results, path: pathlib.Path) -> None:
                 panel.set_xlabel("C (1: plain)", fontsize=8)
             if column == 0:
                 panel.set_ylabel("Best-of-N accuracy, %", fontsize=8)
-    handles, labels = axes[0, 0].get_legend_handles_labels() if losses else ([], [])
+    handles, labels = axes[0, 0].get_legend_handles_labels()
     if handles:
         axes[0, 0].legend(handles, labels, fontsize=7, frameon=False)
     # Neither date nor version in the file: the same results give the same bytes.

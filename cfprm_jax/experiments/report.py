@@ -40,13 +40,14 @@ def write(
     results = Results(done, subsets)
     found = families(results)
     outcome = _json(results, found, tests, config)
+    # First, as it has what all other files are made of.
+    atomic.write_json(directory / "results.json", outcome, indent=1)
     document = findings.document(results.seeds, results.n, outcome["tests"], found)
     atomic.write_text(directory / "findings.md", document)
     atomic.write_text(directory / "table2.md", table2.markdown(results, found))
     atomic.write_text(directory / "table2.tex", table2.latex(results, found))
     atomic.write_text(directory / "controls.md", controls(results, found))
     figure.write(results, directory / "figure.png")
-    atomic.write_json(directory / "results.json", outcome, indent=1)
     return document
 
 
@@ -96,19 +97,9 @@ def _differences(family: ContrastFamily) -> str:
                 f"{e.p:.2g}",
             ]
         )
-    if family.pooled is not None:
-        e = family.pooled
-        grid.append(
-            [
-                "",
-                "mean of all",
-                "",
-                f"{100 * e.mean:+.2f}",
-                f"[{100 * e.low:.2f}, {100 * e.high:.2f}]",
-                "",
-                f"{e.p:.2g}",
-            ]
-        )
+    e = family.pooled
+    own = f"[{100 * e.low:.2f}, {100 * e.high:.2f}]"
+    grid.append(["", "mean of all", "", f"{100 * e.mean:+.2f}", own, "", f"{e.p:.2g}"])
     return table2.padded(grid)
 
 
