@@ -1,7 +1,8 @@
 """What an experiment with --grid=oracle or labels writes: accuracy, chosen differences, and all of it as JSON.
 
-Every difference is paired by seed and question, of the mean accuracy over n. Those of one level and loss over all test
-sets are a family, whose intervals hold at once.
+Every difference is paired by seed and question, of the mean accuracy over n. Those of one pair of treatments, level and
+loss on the single test sets are a family, whose family intervals (in the JSON) hold at once; the tables have the
+interval of each difference by itself.
 """
 
 from __future__ import annotations

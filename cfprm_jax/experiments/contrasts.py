@@ -82,14 +82,15 @@ class ContrastFamily:
       question: that it answers.
       better: the meaning of a difference above 0.
       differences: one a row and test set; their family intervals hold at once.
-      pooled: the mean over all of them, losses and test sets having equal weight; None where treatments differ.
+      pooled: the mean over all of them, each having equal weight: losses, test sets, and where a family has several
+        treatments (the sweep: C=3 and C=4) these too.
     """
 
     key: str
     question: str
     better: str
     differences: tuple[Contrast, ...]
-    pooled: Estimate | None
+    pooled: Estimate
 
 
 def families(results: Results) -> list[ContrastFamily]:

@@ -38,10 +38,8 @@ def document(seeds: Sequence[int], n: Sequence[int], tests: Mapping[str, Any], f
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def conclusion(pooled: Estimate | None) -> str:
-    """ "yes", "no" (the opposite), "not shown", or a dash where nothing is pooled."""
-    if pooled is None:
-        return "-"
+def conclusion(pooled: Estimate) -> str:
+    """ "yes", "no" (the opposite), or "not shown"."""
     return "yes" if pooled.low > 0 else "no" if pooled.high < 0 else "not shown"
 
 
@@ -63,7 +61,7 @@ def _conclusions(found: Sequence[ContrastFamily]) -> str:
             [
                 family.question,
                 family.better,
-                "-" if family.pooled is None else _points(family.pooled),
+                _points(family.pooled),
                 conclusion(family.pooled),
                 f"{above} of {len(family.differences)}",
                 ", ".join(shown) or "none",

@@ -49,6 +49,14 @@ def test_differences_are_paired_and_means_of_means(make_results):
     assert family.pooled.mean == pytest.approx(np.mean([d.estimate.mean for d in family.differences]))
 
 
+def test_the_sweep_is_pooled_over_its_treatments_too(make_results):
+    accuracy = {"c2": 0.6, "c3": 0.5, "c4": 0.3}
+    family = by_key(make_results(levels=("some",), accuracy=accuracy))["sweep"]
+    assert {d.treatment for d in family.differences} == {"c3", "c4"}
+    assert family.pooled.mean == pytest.approx(np.mean([d.estimate.mean for d in family.differences]))
+    assert family.pooled.mean == pytest.approx(-0.2, abs=0.05)
+
+
 def test_a_pooled_mean_weighs_test_sets_alike(make_results):
     results = make_results(levels=("some",))
     for result in results:  # a test set of a quarter of the questions
