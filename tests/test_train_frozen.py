@@ -8,6 +8,7 @@ import pathlib
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -16,6 +17,7 @@ from tiny_runs import TinyRuns, finish, rows, same_result, write_weights
 
 import cfprm_jax
 from cfprm_jax import export, flags, score, train
+from cfprm_jax.checkpoints import frozen
 from cfprm_jax.config import DeviceConfig
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.errors import UserError
@@ -209,6 +211,33 @@ def test_a_cache_changes_rounding_at_most(tiny, adapted, cached):
             )
     base, other = (loaded_prm.load_for_inference(run, "float32").params for run in (adapted, cached))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), base, other)
+
+
+@pytest.mark.parametrize(
+    ("option", "owner", "name", "message"),
+    [
+        ("", frozen, "load", "the frozen weights did not fit"),
+        ("cache_frozen", frozen, "load", "pass through them for --cache_frozen, did not fit"),
+        ("bon_candidates", best_of_n, "score", "the scoring of --bon_candidates did not fit"),
+    ],
+)
+def test_out_of_memory_outside_a_step_is_one_line(option, owner, name, message, tiny, monkeypatch, capsys):
+    """With XLA's own error, for an array that no machine holds."""
+
+    def too_large(*_arguments, **_options):
+        return jax.jit(lambda: jnp.ones((1 << 45,), jnp.float32))().block_until_ready()
+
+    pool = tiny.directory / "candidates.jsonl"
+    candidates = [{"steps": ["1+1", "2"], "correct": True}, {"steps": ["3"], "correct": False}]
+    pool.write_text(json.dumps({"id": "0", "question": "What is 2?", "answer": "2", "candidates": candidates}) + "\n")
+    places = {"cache_frozen": tiny.directory / "not_filled", "bon_candidates": pool}
+    options = {**OPTIONS, **({option: places[option]} if option else {}), "max_steps": 1}
+    monkeypatch.setattr(owner, name, too_large)
+    given = tiny.arguments(f"too_large_{option}", **options)
+    assert flags.run(train.TrainConfig, train.main, ["train", *given, "--compile_cache_dir="]) == 2
+    printed = capsys.readouterr()
+    assert "out of device memory: " in printed.err and message in printed.err
+    assert "Traceback" not in printed.out + printed.err
 
 
 def test_what_is_there_is_not_computed_again(tiny, cached, capsys):

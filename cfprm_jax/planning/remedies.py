@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 from cfprm_jax.errors import UserError
 from cfprm_jax.planning.accelerators import Gpu, Tpu, larger
 from cfprm_jax.planning.ahead import Compiled, PlannedStep, compile_step, least_bytes, round_rows
-from cfprm_jax.runtime import caches
+from cfprm_jax.runtime.out_of_memory import SHARDED, savings
 from cfprm_jax.sharding.rules import parse_mesh
-
-SHARDED = "data=1,fsdp=-1,tensor=1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +41,11 @@ def trials(planned: PlannedStep, accelerator: Gpu | Tpu) -> Iterator[Trial]:
     First what leaves the training as it is: remat, a mesh that shards the state, a cache in place of the frozen layers,
     the compact optimizer, and gradient accumulation; then smaller batches, on top of all of these; then more devices.
     """
-    config, thrifty = planned.config, dict[str, Any]()
-    if config.model.remat != "layer":
-        thrifty["remat"] = "layer"
-    if parse_mesh(config.device.mesh, planned.num_devices)["fsdp"] < planned.num_devices:
-        thrifty["mesh"] = SHARDED
-    if config.frozen.frozen_layers and not config.frozen.cached:
-        thrifty["cache_frozen"] = caches.AUTO
-    if config.optimizer.optimizer == "adamw" and config.model.dtype == "bfloat16" and not config.lora.lora_rank:
-        thrifty["optimizer"] = "adamw_compact"
+    config = planned.config
+    unsharded = parse_mesh(config.device.mesh, planned.num_devices)["fsdp"] < planned.num_devices
+    thrifty: dict[str, Any] = dict(
+        savings(config.model, config.optimizer, config.lora, config.frozen, unsharded=unsharded)
+    )
     for number in range(1, len(thrifty) + 1):
         for names in itertools.combinations(thrifty, number):
             yield _changed(planned, {name: thrifty[name] for name in names})

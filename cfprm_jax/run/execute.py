@@ -59,14 +59,17 @@ def execute(config: TrainConfig, processes: Processes, stop_signal: StopSignal) 
         execution = _Execution(output_dir, processes, opened.devices, opened.mesh, stop_signal, log)
         sources, candidates = execution.open_inputs(config)
         config = inputs.adopt_prm_options(config, sources, log)
-        made = setup(config, execution.mesh, sources, log=log, turns=processes.one_after_the_first)
-        result, num_new, received = execution.train(config, made)
+        watch = out_of_memory.Watch(config.model, config.optimizer, config.packing, config.lora, config.frozen)
+        with watch.explained(*_of_setup(config)):
+            made = setup(config, execution.mesh, sources, log=log, turns=processes.one_after_the_first)
+        result, num_new, received = execution.train(config, made, watch)
         if not result.complete and received is not None:
             log(f"stopped by {received.name} after step {result.step:,}, which is saved; {resume_with(output_dir)}")
             return exit_status(config, received)
         log(f"done        {counted(num_new, 'step')} in {duration(time.monotonic() - started)}")
         if sources.candidates:
-            execution.rank_candidates(config, candidates, result.step)
+            with watch.explained(*_of_best_of_n(execution.output_dir)):
+                execution.rank_candidates(config, candidates, result.step)
         execution.log_outputs(config, made.num_steps)
         return 0
 
@@ -89,7 +92,9 @@ class _Execution:
             candidates = inputs.open_candidates(sources.candidates, config.eval.bon_n) if sources.candidates else []
         return sources, candidates
 
-    def train(self, config: TrainConfig, made: Setup) -> tuple[LoopResult, int, signal.Signals | None]:
+    def train(
+        self, config: TrainConfig, made: Setup, watch: out_of_memory.Watch
+    ) -> tuple[LoopResult, int, signal.Signals | None]:
         """Train from the newest checkpoint or from the start.
 
         Returns:
@@ -101,7 +106,6 @@ class _Execution:
         # A process with another mesh or another time to evaluate would leave the others waiting.
         described = {**config_files.as_dict(kept), **fingerprint, "JAX": jax.__version__}
         self.processes.require_equal("what is trained", described)
-        watch = out_of_memory.Watch(config.model, config.optimizer, config.packing)
         meta = {"fingerprint": fingerprint, "config": config_files.as_dict(kept)}
         plan = self._plan(config, made, watch, meta)
         created = None
@@ -194,6 +198,22 @@ class _Execution:
         self.log(f"metrics     {self.output_dir / directory.METRICS}")
         if "tensorboard" in config.run.logger:
             self.log(f"tensorboard --logdir={self.output_dir / directory.TENSORBOARD}")
+
+
+def _of_setup(config: TrainConfig) -> tuple[str, str]:
+    """What setup computes on the devices, and the flags with which it needs less memory."""
+    if config.frozen.cached:
+        more = f"a shorter --max_length than {config.encoding.max_length}, or {out_of_memory.MORE_DEVICES}"
+        return "the frozen weights, and a solution's pass through them for --cache_frozen,", more
+    return "the frozen weights", out_of_memory.MORE_DEVICES
+
+
+def _of_best_of_n(output_dir: pathlib.Path) -> tuple[str, str]:
+    """The same for Best-of-N, before which all checkpoints are saved."""
+    apart = (
+        f"python -m cfprm_jax.score --checkpoint={output_dir} and bon, on a larger device; the run itself is complete"
+    )
+    return "the scoring of --bon_candidates", f"--resume=auto with {out_of_memory.MORE_DEVICES}, or {apart}"
 
 
 def write_description(config: TrainConfig, output_dir: pathlib.Path, made: Setup) -> None:

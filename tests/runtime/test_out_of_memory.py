@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_runs import finish
 
-from cfprm_jax.config import ModelConfig, OptimizerConfig, PackingConfig
+from cfprm_jax.config import FrozenConfig, LoraConfig, ModelConfig, OptimizerConfig, PackingConfig
 from cfprm_jax.data.packing import PackedBatch
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime.out_of_memory import Watch
@@ -21,7 +21,21 @@ def too_large(state, batch):
 
 
 def watch(**options) -> Watch:
-    return Watch(ModelConfig(**options), OptimizerConfig(accumulation=2), PackingConfig(batch_size=64))
+    """A watch of a run with these options: single ones of the model, whole groups of the others."""
+    groups = {
+        "optimizer": OptimizerConfig(accumulation=2),
+        "packing": PackingConfig(batch_size=64),
+        "lora": LoraConfig(),
+        "frozen": FrozenConfig(),
+    }
+    groups |= {name: options.pop(name) for name in groups.keys() & options}
+    return Watch(ModelConfig(**options), **groups)
+
+
+def advice(one: Watch) -> str:
+    with pytest.raises(UserError) as raised, one.explained():
+        too_large(None, None)
+    return str(raised.value)
 
 
 def test_the_shape_and_what_to_change() -> None:
@@ -44,11 +58,25 @@ def test_before_the_first_step_it_is_the_state() -> None:
 
 
 def test_what_is_thrifty_already_is_not_advised() -> None:
-    thrifty = Watch(ModelConfig(), OptimizerConfig(optimizer="adamw_compact"), PackingConfig(row_length=4096))
-    with pytest.raises(UserError) as raised, thrifty.explained():
+    thrifty = watch(optimizer=OptimizerConfig(optimizer="adamw_compact"), packing=PackingConfig(row_length=4096))
+    text = advice(thrifty)
+    assert "--remat" not in text and "adamw_compact" not in text and "--row_length (4096)" in text
+    assert "--cache_frozen=auto" in advice(watch(frozen=FrozenConfig(2)))
+    assert "--cache_frozen" not in advice(watch(frozen=FrozenConfig(2, "states")))
+
+
+def test_what_train_refuses_is_not_advised() -> None:
+    """The compact optimizer, with adapters or in float32."""
+    assert "adamw_compact" in advice(watch())
+    assert "adamw_compact" not in advice(watch(lora=LoraConfig(8)))
+    assert "adamw_compact" not in advice(watch(dtype="float32"))
+
+
+def test_outside_a_step_it_says_what_was_done_and_what_helps_there() -> None:
+    with pytest.raises(UserError) as raised, watch().explained("the scoring", "more devices"):
         too_large(None, None)
     text = str(raised.value)
-    assert "--remat" not in text and "adamw_compact" not in text and "--row_length (4096)" in text
+    assert text.startswith("out of device memory: the scoring did not fit (") and text.endswith("Choose more devices")
 
 
 def test_results_pass_through_and_other_errors_stay_what_they_are() -> None:
