@@ -10,10 +10,10 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-# Nodes with eight H800 (or H100) on a Slurm cluster, one process a GPU. Usage, from a clone that all nodes see:
+# Nodes with eight H800 (or H100) on a Slurm cluster, one process per GPU. Usage, from a clone that all nodes see:
 #   sbatch launch/slurm.sh --flagfile=configs/paper/math_q_ranking_c2.flags
 #   sbatch --nodes=4 launch/slurm.sh --flagfile=...                             32 GPUs
-#   sbatch --ntasks-per-node=1 --cpus-per-task=64 launch/slurm.sh --flagfile=...     one process a node instead
+#   sbatch --ntasks-per-node=1 --cpus-per-task=64 launch/slurm.sh --flagfile=...     one process per node instead
 #   sbatch --ntasks-per-node=1 --gpus-per-node=1 --mem=120G launch/slurm.sh ...      one GPU
 # The processes find each other by Slurm's variables. Ten minutes before the time limit, and before another job takes
 # the nodes, Slurm sends SIGTERM: all save at one step. The same command resumes from there; with

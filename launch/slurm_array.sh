@@ -9,7 +9,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%A_%a.out
-# Scores, samples or labels on many GPUs: one job a share of the questions, each with one GPU, started as GPUs become free.
+# Scores, samples or labels on many GPUs: one job per share of the questions, each with one GPU, started as GPUs become free.
 # Usage, from a clone that all nodes see:
 #   sbatch launch/slurm_array.sh score --checkpoint=runs/prm --input=candidates.jsonl --output=scored.jsonl
 #   sbatch --array=0-63 launch/slurm_array.sh sample --model=models/policy --questions=test.jsonl --output=candidates.jsonl
