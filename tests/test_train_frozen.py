@@ -23,9 +23,10 @@ from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.inference import loaded as loaded_prm
+from cfprm_jax.inference.trunk import TrunkComputation
 from cfprm_jax.models import parameters
 from cfprm_jax.run import best_of_n
-from cfprm_jax.runtime import digests
+from cfprm_jax.runtime import determinism, digests
 from cfprm_jax.sharding import rules
 
 pytestmark = pytest.mark.quick_compile
@@ -240,8 +241,17 @@ def test_out_of_memory_outside_a_step_is_one_line(option, owner, name, message, 
     assert "Traceback" not in printed.out + printed.err
 
 
-def test_what_is_there_is_not_computed_again(tiny, cached, capsys):
-    """Another run takes all from the cache; one whose filling was killed computes the rest, to the same states."""
+def test_what_is_there_is_not_computed_again(tiny, cached, monkeypatch, capsys):
+    """Another run takes all from the cache; one whose filling was killed computes the rest, to the same bits: in rows
+    of a filling from the start, which decide on these."""
+    computed = []
+    forward = TrunkComputation.__call__
+
+    def recorded(self, batch):
+        computed.append(b"".join(array.tobytes() for array in batch.rows))
+        return forward(self, batch)
+
+    monkeypatch.setattr(TrunkComputation, "__call__", recorded)
     cache = tiny.directory / "trunk"
     index, data = ((cache / name).read_bytes() for name in ("index.json", "hidden.bin"))
     options = {**OPTIONS, **LORA, "cache_frozen": cache, "seed": 1, "max_steps": 1, "eval_fraction": 0.2}
@@ -252,15 +262,30 @@ def test_what_is_there_is_not_computed_again(tiny, cached, capsys):
     kept = dict(sorted(units.items(), key=lambda unit: unit[1][0])[: len(units) // 2])
     killed = shutil.copytree(cache, tiny.directory / "killed")
     (killed / "index.json").write_text(json.dumps(digests.sealed(kept)))
+    assert not computed
     run_here(tiny.arguments("third", **{**options, "cache_frozen": killed}))
     assert "computing 2 layers" in capsys.readouterr().out
+    rest = set(computed)
+    computed.clear()
+    run_here(tiny.arguments("fourth", **{**options, "cache_frozen": tiny.directory / "fourth_trunk"}))
+    assert rest < set(computed)
     again = json.loads((killed / "index.json").read_text())["content"]
     assert again.keys() == units.keys() and (killed / "hidden.bin").stat().st_size == len(data)
     both = (np.memmap(path / "hidden.bin", "<f4", "r").reshape(-1, 16) for path in (cache, killed))
     first, second = both
     for key, (begin, tokens, _) in units.items():
         moved = again[key][0]
-        np.testing.assert_allclose(first[begin : begin + tokens], second[moved : moved + tokens], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(first[begin : begin + tokens], second[moved : moved + tokens])
+
+
+def test_the_filling_is_compiled_with_the_options_of_determinism(tiny, monkeypatch, capsys):
+    """Shown by an option that XLA does not know, since on CPUs there are none."""
+    monkeypatch.setattr(determinism, "compiler_options", lambda asked, platform: {"no_such_option": asked})
+    given = tiny.arguments("options", **OPTIONS, deterministic=True, cache_frozen=tiny.directory / "options_trunk")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        run_here(given)
+    printed = capsys.readouterr().out
+    assert "computing 2 layers" in printed and "steps  " not in printed
 
 
 def test_heads_of_one_trunk_share_the_cache_of_a_pool(tiny, adapted, cached, tmp_path, capsys):

@@ -30,7 +30,7 @@ from cfprm_jax.inference.row_plan import ScoringBatch
 from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import Params, walk
 from cfprm_jax.models.partition import Partition, trunk_of
-from cfprm_jax.runtime import caches, digests
+from cfprm_jax.runtime import caches, determinism, digests
 from cfprm_jax.sharding import rules
 
 # What is computed is stored as often, so that a kill costs no more, and before it fills the memory.
@@ -68,18 +68,22 @@ class TrunkComputation:
       layers: how many they are.
     """
 
-    def __init__(self, partition: Partition, load: Callable[[], Params], mesh: Mesh) -> None:
+    def __init__(
+        self, partition: Partition, load: Callable[[], Params], mesh: Mesh, *, deterministic: bool = False
+    ) -> None:
         """A trunk whose parameters are loaded when they are first needed.
 
         Args:
           load: gives {"embedding", "layers"}, in their shardings.
+          deterministic: compiled to give the same bits every time (:mod:`cfprm_jax.runtime.determinism`).
         """
         self.layers = partition.frozen_layers
         self._load = load
         self._params: Params | None = None
         self._sharding = NamedSharding(mesh, PartitionSpec(rules.ROW_AXES))
         apply = functools.partial(prm.trunk, partition.network, constrain=rules.constrain_activations(mesh))
-        self._forward = jax.jit(apply, out_shardings=rules.replicated(mesh))
+        options = determinism.compiler_options(deterministic, mesh.devices.flat[0].platform)
+        self._forward = jax.jit(apply, out_shardings=rules.replicated(mesh), compiler_options=options)
 
     def __call__(self, batch: ScoringBatch) -> jax.Array:
         """The hidden states [rows, length, width] of a batch, handed to the device."""

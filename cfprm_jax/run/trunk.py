@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -70,19 +70,23 @@ class CorpusHidden:
         keys = [corpus.keys[record] for record in records]
         self._cached.verify(keys)
         missing = set(cache.missing(keys))
-        todo = [int(record) for record in records if corpus.keys[record] in missing]
-        sizes = {record: self._size(corpus, record) for record in todo}
-        total, done, line = sum(sizes.values()), 0, ProgressLine("frozen")
+        sizes = {int(record): self._size(corpus, record) for record in records} if missing else {}
+        todo = {record: size for record, size in sizes.items() if corpus.keys[record] in missing}
+        total, done, line = sum(todo.values()), 0, ProgressLine("frozen")
         if total:
             cache.require_room(total)
             self._log(
                 f"frozen      computing {self._cached.layers} layers of {total:,} distinct tokens of {len(todo):,} "
                 f"records at C={reader.granularity} once, into {cache.directory}"
             )
-        for group in _groups(todo, sizes):
-            self._compute(reader, corpus, group)
-            done += sum(sizes[record] for record in group)
-            self._show(line, done, total)
+        # The last bits of a record depend on the rows it shares with others. So groups are of all records, and what
+        # is missing is computed in the rows of a filling from the start: a kill changes nothing.
+        for group in _groups(sizes):
+            computed = sum(todo.get(record, 0) for record in group)
+            if computed:
+                self._compute(reader, corpus, group)
+                done += computed
+                self._show(line, done, total)
         self._cached.store()
         line.clear()
         if total:
@@ -143,14 +147,16 @@ class CorpusHidden:
         line.show(lambda: f"{done:,} of {total:,} tokens, {done / line.elapsed:,.0f} tokens/s", done / total)
 
 
-def _groups(records: Sequence[int], sizes: dict[int, int]) -> Iterator[list[int]]:
-    """Records in their order, in groups of about this number of tokens."""
+def _groups(sizes: Mapping[int, int]) -> Iterator[list[int]]:
+    """Records (number -> tokens) in their order, in groups of about the same number of tokens."""
     group: list[int] = []
-    for record in records:
+    tokens = 0
+    for record, size in sizes.items():
         group.append(record)
-        if sum(sizes[one] for one in group) >= _TOGETHER:
+        tokens += size
+        if tokens >= _TOGETHER:
             yield group
-            group = []
+            group, tokens = [], 0
     if group:
         yield group
 
@@ -175,7 +181,12 @@ def open_hidden(
     if jax.process_count() > 1:  # each process looks for itself, and the first computes
         local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
         mesh = rules.make_mesh(DeviceConfig(), local)
-    computing = TrunkComputation(partition, lambda: trunk.load_trunk(partition, sources.model, mesh), mesh)
+    computing = TrunkComputation(
+        partition,
+        lambda: trunk.load_trunk(partition, sources.model, mesh),
+        mesh,
+        deterministic=config.model.deterministic,
+    )
     net = partition.network.backbone
     most = _CPU_ROWS if mesh.devices.flat[0].platform == "cpu" else _ROWS
     planner = RowPlanner(
