@@ -70,7 +70,7 @@ class CorpusHidden:
         keys = [corpus.keys[record] for record in records]
         self._cached.verify(keys)
         missing = set(cache.missing(keys))
-        sizes = {int(record): self._size(corpus, record) for record in records} if missing else {}
+        sizes = {record: self._size(corpus, record) for record in records.tolist()} if missing else {}
         todo = {record: size for record, size in sizes.items() if corpus.keys[record] in missing}
         total, done, line = sum(todo.values()), 0, ProgressLine("frozen")
         if total:
