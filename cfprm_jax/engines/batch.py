@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cfprm_jax.data.formats.files import Paths, expand, rows
 from cfprm_jax.engines.engine import EngineCounts
-from cfprm_jax.engines.protocol import BadReplyError, Form, completion, request_name
+from cfprm_jax.engines.protocol import BadReplyError, Form, any_request, completion, request_name
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.candidates import Completion
 from cfprm_jax.inference.sampler import Prompt, Sampling
@@ -29,11 +29,19 @@ class RequestsWritten(Exception):  # noqa: N818  (not an error: the run continue
         Raises:
           UserError: no file to write them to.
         """
+        other = (
+            f"has {engine.of_other_requests:,} of these for other requests: another prompt, model, seed or sampling "
+            "option, or an earlier version"
+        )
         if not path:
-            raise UserError(f"--completions lacks {len(engine.missing):,} of them: --write_requests=FILE writes them")
+            has = f"; it {other}" if engine.of_other_requests else ""
+            raise UserError(
+                f"--completions lacks {len(engine.missing):,} of them{has}. --write_requests=FILE writes them"
+            )
         count = engine.write_missing(path)
+        has = f"; --completions {other}" if engine.of_other_requests else ""
         super().__init__(
-            f"requests    {count:,} in {path}\n"
+            f"requests    {count:,} in {path}{has}\n"
             "next        run them, then repeat the command with their results added to --completions, and --resume=auto"
         )
 
@@ -43,6 +51,7 @@ class BatchEngine:
 
     Attributes:
       missing: requests whose completions were not there.
+      of_other_requests: how many of these were there for another prompt, model or sampling option.
     """
 
     def __init__(self, model: str, sampling: Sampling, completions: Paths | None) -> None:
@@ -54,17 +63,22 @@ class BatchEngine:
         self.name, self.counts = model, EngineCounts()
         self._form = Form(model, sampling)
         self._made = _read(completions) if completions else {}
+        self._begun = {_beginning(name) for name in self._made}
         self.missing: dict[str, dict[str, object]] = {}
+        self.of_other_requests = 0
 
     def complete(
         self, prompts: Sequence[Prompt], number: int, report: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[int, list[Completion]]]:
         """See :class:`~cfprm_jax.engines.engine.Engine`; prompts with a completion missing are noted and left out."""
         for place, prompt in enumerate(prompts):
-            names = [request_name(prompt, one) for one in range(number)]
+            bodies = [self._form.body(prompt, one) for one in range(number)]
+            names = [request_name(prompt, one, body) for one, body in enumerate(bodies)]
             lacking = [one for one, name in enumerate(names) if name not in self._made]
             for one in lacking:
-                self.missing[names[one]] = self._form.body(prompt, one)
+                if names[one] not in self.missing:
+                    self.missing[names[one]] = bodies[one]
+                    self.of_other_requests += _beginning(any_request(prompt, one)) in self._begun
             if lacking:
                 continue
             found = [self._made[name] for name in names]
@@ -81,6 +95,11 @@ class BatchEngine:
         )
         atomic.write_bytes(path, b"".join(map(atomic.encode_json, requests)))
         return len(self.missing)
+
+
+def _beginning(name: str) -> str:
+    """The name and number of a request in its custom_id; earlier versions had nothing else there."""
+    return "-".join(name.split("-")[:2])
 
 
 def _read(paths: Paths) -> dict[str, Completion]:

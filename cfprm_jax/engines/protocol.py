@@ -48,9 +48,18 @@ class Form:
         }
 
 
-def request_name(prompt: Prompt, number: int) -> str:
-    """The custom_id of a completion in a batch file."""
-    return f"{digests.of_text(prompt.name)[:32]}-{number}"
+def request_name(prompt: Prompt, number: int, body: Mapping[str, Any]) -> str:
+    """The custom_id of a completion in a batch file; its end stands for all of the request, sampling options included.
+
+    Args:
+      body: the request, of :meth:`Form.body`.
+    """
+    return f"{any_request(prompt, number)}{digests.of_json(body)[:16]}"
+
+
+def any_request(prompt: Prompt, number: int) -> str:
+    """What the custom_ids of a completion begin with, whatever prompt, model and options its question is sent with."""
+    return f"{digests.of_text(prompt.name)[:32]}-{number}-"
 
 
 def completion(reply: Any) -> Completion:

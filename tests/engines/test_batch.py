@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from completion_servers import reply
 
-from cfprm_jax.engines.batch import BatchEngine
+from cfprm_jax.engines.batch import BatchEngine, RequestsWritten
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.sampler import Prompt, Sampling
 
@@ -40,6 +41,42 @@ def test_rounds_of_files(tmp_path) -> None:
     third = BatchEngine("m", SAMPLING, [str(one), str(two)])
     assert [len(made) for _, made in third.complete(PROMPTS, 3)] == [3, 3, 3]
     assert third.counts.completions == 9
+
+
+def requested(path, model="m", sampling=SAMPLING, prompts=PROMPTS) -> BatchEngine:
+    """An engine that was asked for two completions of each prompt."""
+    engine = BatchEngine(model, sampling, [str(path)] if path else None)
+    assert all(len(made) == 2 for _, made in engine.complete(prompts, 2))
+    return engine
+
+
+def test_completions_of_other_requests_are_not_taken(tmp_path) -> None:
+    """Of another model, prompt (a system prompt changes it), seed, temperature, top_p, top_k or length."""
+    requested(None).write_missing(tmp_path / "requests.jsonl")
+    given = answered(tmp_path / "requests.jsonl", tmp_path / "completions.jsonl")
+    assert not requested(given).missing
+    changes = {"seed": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "max_new_tokens": 10}
+    others = [{"sampling": dataclasses.replace(SAMPLING, **{name: value})} for name, value in changes.items()]
+    others += [{"model": "n"}, {"prompts": [prompt._replace(tokens=prompt.tokens + 1) for prompt in PROMPTS]}]
+    for other in others:
+        engine = requested(given, **other)
+        assert len(engine.missing) == engine.of_other_requests == 6
+        with pytest.raises(UserError, match="lacks 6 of them; it has 6 of these for other requests: another prompt"):
+            raise RequestsWritten(engine, "")
+    again = RequestsWritten(engine, str(tmp_path / "again.jsonl"))
+    assert "again.jsonl; --completions has 6 of these for other requests" in str(again)
+    new = requested(given, prompts=[Prompt("q9", PROMPTS[0].tokens)])
+    assert len(new.missing) == 2 and not new.of_other_requests
+
+
+def test_completions_of_an_earlier_version_are_named(tmp_path) -> None:
+    """Whose ids had the prompt's name and the number alone."""
+    requested(None).write_missing(tmp_path / "requests.jsonl")
+    given = answered(tmp_path / "requests.jsonl", tmp_path / "completions.jsonl")
+    rows = [json.loads(line) for line in given.read_text().splitlines()]
+    short = [{**row, "custom_id": row["custom_id"].rpartition("-")[0]} for row in rows]
+    given.write_text("".join(json.dumps(row) + "\n" for row in short))
+    assert requested(given).of_other_requests == 6
 
 
 @pytest.mark.parametrize(
