@@ -112,13 +112,14 @@ def cells(
       packings: rows for which grouping by record is compared with independent shuffling, at the first level.
 
     Raises:
-      UserError: a name that is none, or one twice.
+      UserError: a name that is none, or one twice; no cell at all.
     """
     for flag, names, known in (
         ("--rows", rows, tuple(ROWS)),
         ("--treatments", treatments, CHOICES),
         ("--other_level_treatments", elsewhere, CHOICES),
         ("--grouping_rows", packings, tuple(LOSSES)),
+        ("--levels", levels, None),
         ("--seeds", [str(seed) for seed in seeds], None),
     ):
         check_names(flag, names, known)
@@ -132,7 +133,7 @@ def cells(
                 else:
                     chosen = [*treatments, *(GROUPING if row in packings else ())] if first else list(elsewhere)
                 out += [Cell(level, row, treatment, seed) for treatment in chosen]
-    return out
+    return _not_empty(out, "--rows, --treatments, --levels, --other_level_treatments and --seeds")
 
 
 def frontier_cells(
@@ -141,9 +142,15 @@ def frontier_cells(
     """Every cell of the frontier, seed by seed. Outcome models have none.
 
     Raises:
-      UserError: a name that is none, or one twice; a value that an axis does not have.
+      UserError: a name that is none, or one twice; a value that an axis does not have; no cell at all.
     """
-    return _product(rows, levels, seeds, lambda _, row: frontier.treatments(axes, row))
+    return _product(
+        rows,
+        levels,
+        seeds,
+        lambda _, row: frontier.treatments(axes, row),
+        flags="--rows, --levels, --seeds, --label_weights and --negative_weights",
+    )
 
 
 def oracle_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -152,7 +159,7 @@ def oracle_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int
     A level without redundancy has no windows that could be exact, so it has only what needs none.
 
     Raises:
-      UserError: a name that is none, or one twice.
+      UserError: a name that is none, or one twice; no cell at all.
     """
 
     def possible(level: str, _: str) -> list[str]:
@@ -166,7 +173,7 @@ def label_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int]
     """Every cell of the kinds of labels, seed by seed. Outcome models have none.
 
     Raises:
-      UserError: a name that is none, or one twice.
+      UserError: a name that is none, or one twice; no cell at all.
     """
     return _product(rows, levels, seeds, lambda *_: rolled.TREATMENTS)
 
@@ -175,28 +182,45 @@ def search_cells(rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int
     """The reward models that search is compared with: plain and C=2, of as many steps, seed by seed.
 
     Raises:
-      UserError: a name that is none, or one twice.
+      UserError: a name that is none, or one twice; no cell at all.
     """
     return _product(rows, levels, seeds, lambda *_: ("plain_once", "c2_once"))
 
 
 def _product(
-    rows: Sequence[str], levels: Sequence[str], seeds: Sequence[int], treatments: Callable[[str, str], Iterable[str]]
+    rows: Sequence[str],
+    levels: Sequence[str],
+    seeds: Sequence[int],
+    treatments: Callable[[str, str], Iterable[str]],
+    *,
+    flags: str = "--rows, --levels and --seeds",
 ) -> list[Cell]:
     """Every cell of losses, seed by seed; treatments gives the names of a level and a row.
 
+    Args:
+      flags: that the cells follow from, for the error.
+
     Raises:
-      UserError: a row that is no loss, or a name that is there twice.
+      UserError: a row that is no loss, or a name that is there twice; no cell at all.
     """
     check_names("--rows", rows, tuple(LOSSES))
+    check_names("--levels", levels, None)
     check_names("--seeds", [str(seed) for seed in seeds], None)
-    return [
+    out = [
         Cell(level, row, name, seed)
         for seed in seeds
         for level in levels
         for row in rows
         for name in treatments(level, row)
     ]
+    return _not_empty(out, flags)
+
+
+def _not_empty(found: list[Cell], flags: str) -> list[Cell]:
+    """The cells. UserError if there are none, of which there would be no report."""
+    if not found:
+        raise UserError(f"{flags} leave no cell")
+    return found
 
 
 def check_names(flag: str, names: Sequence[str], known: Sequence[str] | None) -> None:
