@@ -9,12 +9,15 @@ import pathlib
 import numpy as np
 import pytest
 from documented_keys import check as check_keys
+from exported_prm import export_random
+from tiny_runs import write_model
 
 from cfprm_jax import bon, experiment, flags, score, train
 from cfprm_jax.config import AGGREGATIONS
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.options import BonConfig
 from cfprm_jax.experiments import options, run
+from cfprm_jax.runtime import config_files
 from cfprm_jax.synthetic import judge
 
 pytestmark = pytest.mark.compile_once
@@ -183,6 +186,20 @@ def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
         (["--output_dir="], "--output_dir is empty"),
         (["--seeds=a"], "--seeds: 'a' is not a whole number"),
         (["--n=0"], "--n: '0' is not a whole number from 1"),
+        (["--n=4,8,4"], "--n=4,8,4 names something twice"),
+        (["--n="], "--n is empty: expected whole numbers"),
+        (["--seeds="], "--seeds is empty: expected whole numbers"),
+        (["--rows="], "--rows, --treatments, .* leave no cell"),
+        (["--levels="], "--rows, --treatments, --levels, .* leave no cell"),
+        (["--levels=some,some"], "--levels=some,some names something twice"),
+        (["--rows=orm", "--treatments=c3"], "--rows, --treatments, .* leave no cell"),
+        (["--grid=oracle", "--rows="], "--rows, --levels and --seeds leave no cell"),
+        (["--grid=labels", "--levels="], "--rows, --levels and --seeds leave no cell"),
+        (["--grid=search", "--rows="], "--rows, --levels and --seeds leave no cell"),
+        (["--grid=frontier", "--rows=bce", "--label_weights=question"], "--label_weights and .* leave no cell"),
+        (["--grid=frontier", "--rows=orm,bce"], "--rows: 'orm' is not among: bce"),
+        (["--cache_frozen=auto"], "--cache_frozen needs --frozen_layers"),
+        (["--train_data=x.jsonl", "--tests=a=b"], "--model is missing"),
         (["--tests=a=b"], "--tests: .*--train_data"),
         (["--train_data=x.jsonl"], "--tests is empty"),
         (["--train_data=x.jsonl", "--tests=a"], "'a' is not NAME=FILE"),
@@ -191,6 +208,31 @@ def test_a_cell_is_train_score_and_bon(done, tmp_path, name):
 def test_options_that_do_not_go_together(tmp_path, more, message):
     with pytest.raises(UserError, match=message):
         run.plan(configure(tmp_path, *more))
+
+
+@pytest.mark.parametrize("grid", ["frontier", "oracle", "labels", "search"])
+def test_the_default_rows_of_a_grid_of_losses(grid):
+    config = flags.parse(options.ExperimentConfig, ["experiment", f"--grid={grid}", "--output_dir=o"])
+    found, _ = run.plan(config)
+    assert {cell.row for cell in found} == {"bce", "mse", "q_ranking"}
+    # run.flags, which name the rows, give the same grid.
+    assert run.plan(flags.parse(options.ExperimentConfig, ["experiment", *config_files.as_flags(config)]))[0] == found
+
+
+def test_the_outcome_model_is_refused_where_it_is_asked_for():
+    given = ["experiment", "--grid=oracle", "--rows=orm,bce,mse,q_ranking", "--output_dir=o"]
+    with pytest.raises(UserError, match="--rows: 'orm' is not among: bce"):
+        run.plan(flags.parse(options.ExperimentConfig, given))
+
+
+def test_a_prm_as_model_is_taken_as_train_takes_it(tmp_path):
+    """On data of one's own, where --model is not the laboratory's."""
+    write_model(tmp_path / "model")
+    prm, data = export_random(tmp_path / "model", tmp_path / "prm"), tmp_path / "data.jsonl"
+    data.touch()
+    more = [f"--model={prm}", f"--train_data={data}", f"--tests=a={data}", "--marker=<|im_end|>"]
+    with pytest.raises(UserError, match=r"--marker=<\|im_end\|>, but .* was trained with the marker <extra_0>"):
+        run.run(configure(tmp_path, *more), print)
 
 
 @pytest.mark.parametrize("grid", ["frontier", "real"])

@@ -21,13 +21,17 @@ from cfprm_jax.config import (
 )
 from cfprm_jax.experiments.cell import SUBSETS
 from cfprm_jax.experiments.frontier import FrontierConfig
-from cfprm_jax.experiments.grid import CHOICES, LOSSES, PAPER_ROWS, ROWS
+from cfprm_jax.experiments.grid import CHOICES, LOSSES, ORM, PAPER_ROWS, ROWS
 from cfprm_jax.experiments.laboratory import LEVELS, LaboratoryConfig
 from cfprm_jax.experiments.real import RealConfig
 from cfprm_jax.experiments.runner import LABORATORY
 from cfprm_jax.experiments.search_runner import SearchGridConfig
 from cfprm_jax.options import Options, option
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.validate import validate_options, validate_training
+
+# Grids whose rows are losses, without the outcome model.
+_GRIDS_OF_LOSSES = ("frontier", "oracle", "labels", "search")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,12 @@ class ExperimentConfig(Options):
         'Test sets for --train_data other than laboratory: NAME=FILE, candidates with "correct".',
         kind="list",
     )
-    rows: tuple[str, ...] = option(PAPER_ROWS, "Rows of the table.", choices=tuple(ROWS), kind="list")
+    rows: tuple[str, ...] = option(
+        PAPER_ROWS,
+        "Rows of the table. orm is for --grid=table and real; the default has none in other grids.",
+        choices=tuple(ROWS),
+        kind="list",
+    )
     treatments: tuple[str, ...] = option(
         ("plain", "plain_matched", "c2", "c3", "c4", "shuffled", "fine_to_coarse"),
         "Training treatments of each row.",
@@ -123,11 +132,21 @@ class ExperimentConfig(Options):
     data_cache_dir: str = option(
         "auto", "Directory of cached tokenised corpora; auto is in the user's cache directory."
     )
+    given: frozenset[str] = frozenset()  # names of the flags that were set
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.grid in _GRIDS_OF_LOSSES and "rows" not in self.given and self.rows == PAPER_ROWS:
+            object.__setattr__(self, "rows", tuple(row for row in PAPER_ROWS if row != ORM))
 
 
 def base_options(config: ExperimentConfig) -> TrainConfig:
-    """Training options that all cells share."""
-    return TrainConfig(
+    """Training options that all cells share.
+
+    Raises:
+      UserError: options that train refuses.
+    """
+    base = TrainConfig(
         train_data=config.train_data,
         model=config.model,
         lora=config.lora,
@@ -145,4 +164,10 @@ def base_options(config: ExperimentConfig) -> TrainConfig:
         eval=EvalConfig(eval_fraction=0.0),
         device=config.device,
         run=RunConfig(data_cache_dir=config.data_cache_dir, checkpoint_every=10**6),
+        given=config.given,
     )
+    if config.train_data == (LABORATORY,):
+        validate_training(base)  # the laboratory makes its own model
+    else:
+        validate_options(base)
+    return base

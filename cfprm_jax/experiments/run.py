@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,13 +11,15 @@ from cfprm_jax.config import LARGEST_SEED, MOST_CANDIDATES
 from cfprm_jax.data.formats.files import require
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import contrast_report, frontier_report, real_report, report, search_report
-from cfprm_jax.experiments.grid import Cell, cells, frontier_cells, label_cells, oracle_cells, search_cells
+from cfprm_jax.experiments.grid import Cell, cells, check_names, frontier_cells, label_cells, oracle_cells, search_cells
 from cfprm_jax.experiments.options import ExperimentConfig, base_options
 from cfprm_jax.experiments.real import real_cells
 from cfprm_jax.experiments.real_runner import RealResult, RealRunner
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
 from cfprm_jax.experiments.search_runner import SearchResult, SearchRunner
 from cfprm_jax.options import whole_number
+from cfprm_jax.run import inputs
+from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.runtime import config_files, output_paths
 from cfprm_jax.runtime.progress import counted
 from cfprm_jax.sharding import session
@@ -53,6 +56,8 @@ def run(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     output_paths.require_directory(f"--output_dir={directory}", directory)
     with session.opened(config.device, log) as opened:
         log(_grid_line(grid, config))
+        if materials.laboratory is None:
+            materials = dataclasses.replace(materials, base=_adopted(materials.base, directory, log))
         config_files.write_config(config, directory)
         if config.grid == "search":
 
@@ -84,7 +89,7 @@ def _run_real(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     seeds, sizes = _numbers(config)
     if config.train_data == (LABORATORY,) or config.tests:
         raise UserError("--grid=real needs --train_data, a labelled corpus, and --pool in place of --tests")
-    real = config.real
+    real, base = config.real, base_options(config)
     require(
         train_data=config.train_data,
         heldout_data=real.heldout_data,
@@ -96,7 +101,8 @@ def _run_real(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     output_paths.require_directory(f"--output_dir={directory}", directory)
     with session.opened(config.device, log) as opened:
         log(_grid_line(grid, config))
-        runner = RealRunner(directory, base_options(config), config.real, sizes, opened.mesh, log=log)
+        base = _adopted(base, directory, log)
+        runner = RealRunner(directory, base, config.real, sizes, opened.mesh, log=log)
         config_files.write_config(config, directory)
 
         def report_on(done: Sequence[RealResult]) -> str:
@@ -115,12 +121,28 @@ def _run_real(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     return ExperimentSummary(text, len(grid), real_report.FILES)
 
 
+def _adopted(base: TrainConfig, directory: pathlib.Path, log: Log) -> TrainConfig:
+    """The options with the directory of --model, and head and encoding of the PRM that it may be, as of train."""
+    sources = inputs.materialise(base, directory)
+    adopted = inputs.adopt_prm_options(base, sources, log)
+    return dataclasses.replace(adopted, model=dataclasses.replace(adopted.model, model=str(sources.model)))
+
+
 def _numbers(config: ExperimentConfig) -> tuple[list[int], tuple[int, ...]]:
-    """--seeds and --n."""
+    """--seeds and --n.
+
+    Raises:
+      UserError: one of them, or --output_dir, is empty, or has what is no number or is there twice.
+    """
     if not config.output_dir:
         raise UserError("--output_dir is empty: expected the directory of the experiment")
+    for name, texts in (("--seeds", config.seeds), ("--n", config.n)):
+        if not texts:
+            raise UserError(f"{name} is empty: expected whole numbers, separated by commas")
     seeds = [whole_number(seed, "--seeds", 0, LARGEST_SEED) for seed in config.seeds]
-    return seeds, tuple(whole_number(text, "--n", 1, MOST_CANDIDATES) for text in config.n)
+    sizes = tuple(whole_number(text, "--n", 1, MOST_CANDIDATES) for text in config.n)
+    check_names("--n", list(map(str, sizes)), None)
+    return seeds, sizes
 
 
 def plan(config: ExperimentConfig) -> tuple[list[Cell], Materials]:

@@ -14,7 +14,8 @@ from scipy import stats
 from tiny_runs import rows, write_corpus, write_model, write_weights
 
 from cfprm_jax import experiment, flags, process_bench, score, train
-from cfprm_jax.config import DeviceConfig
+from cfprm_jax.config import DeviceConfig, EncodingConfig
+from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import LabelledSolution, accuracies
 from cfprm_jax.experiments import options, real_metrics, real_report
@@ -23,6 +24,9 @@ from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.real import real_cells, what
 from cfprm_jax.experiments.real_metrics import Bootstrap, Metric
 from cfprm_jax.experiments.real_runner import RealRunner
+from cfprm_jax.huggingface import loading
+from cfprm_jax.models.config import PRMConfig
+from cfprm_jax.models.parameters import init_params
 from cfprm_jax.run.evaluation import auroc, binary_metrics
 from cfprm_jax.sharding import rules
 
@@ -117,6 +121,25 @@ def test_a_cell_with_adapters_is_train_and_its_evaluation(done):
     assert group["metrics"]["AUROC"]["mean"] != full["metrics"]["AUROC"]["mean"]
 
 
+def test_a_cell_from_a_prm_is_train_from_it(done):
+    """Its head, marker and texts are those of its prm.json, where no flag names them."""
+    network = PRMConfig(loading.read_config(done / "model")[0], head="mlp")
+    theirs = EncodingConfig(marker="<|im_end|>", system_prompt="Judge.", max_length=128)
+    tokenizer = load_tokenizer(done / "model", theirs.marker)
+    params = init_params(network, jax.random.key(0))
+    format = "process_reward_model"
+    loading.export(done / "prm", params, network, tokenizer, theirs, format=format, dtype="float32")
+    given = [flag for flag in arguments(done) if not flag.startswith("--system_prompt")]
+    given += [f"--output_dir={done / 'from_prm'}", f"--model={done / 'prm'}", "--frozen_layers=0", "--cache_frozen=off"]
+    given += ["--real_treatments=each_once", "--pool=", "--process_bench="]
+    assert experiment.main(flags.parse(options.ExperimentConfig, given)) == 0
+    cell = done / "from_prm" / "cells" / "real" / "bce.each_once.0" / "train.flags"
+    assert {"--head=mlp", "--marker=<|im_end|>", "--system_prompt=Judge."} <= set(cell.read_text().splitlines())
+    metrics = [row for row in rows(by_hand(done, cell.parent.name, "from_prm")) if "eval_distinct_auroc" in row][-1]
+    (group,) = json.loads((done / "from_prm" / "results.json").read_text())["groups"]
+    assert group["metrics"]["AUROC"]["mean"] == pytest.approx(metrics["eval_distinct_auroc"], abs=1e-9)
+
+
 def test_a_cell_is_score_and_process_bench(done):
     checkpoint = f"--checkpoint={by_hand(done)}"
     more = [f"--cache_frozen={done / 'trunk'}", f"--compile_cache_dir={done / 'compiled'}"]
@@ -206,6 +229,9 @@ def test_resume(done, capsys):
     ("flag", "message"),
     [
         ("--frozen_layers=9", "--frozen_layers=9: the backbone has 3 layers"),
+        ("--frozen_layers=0", "--cache_frozen needs --frozen_layers"),
+        ("--model=synthetic", "--model is missing"),
+        ("--n=", "--n is empty"),
         ("--heldout_data=absent.jsonl", "absent.jsonl"),
         ("--pool=absent.jsonl", "absent.jsonl"),
         ("--process_bench=absent.json", "absent.json"),
