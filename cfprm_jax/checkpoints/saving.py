@@ -30,6 +30,8 @@ from cfprm_jax.runtime.distributed import Processes
 
 # A save may take that long before it counts as failed. Orbax's 20 minutes are little for 70B on a network file system.
 _SAVE_SECONDS = 4 * 3600
+# In meta: digest of what its metrics were computed on.
+_HELD_OUT = "held_out"
 
 
 class Checkpoints:
@@ -44,16 +46,19 @@ class Checkpoints:
         keep: int,
         keep_best: str = "none",
         processes: Processes | None = None,
+        held_out: str | None = None,
     ) -> None:
         """Makes the folder, and clears what a process that died during a save has left there.
 
         Args:
           keep: number of newest checkpoints that are kept.
           keep_best: one of retention.HIGHER_IS_BETTER, or "none"; the best checkpoint by it is kept too, as run/best.
+          held_out: digest of what evaluations are made on; metrics on something else are not compared with them.
         """
         self.directory = pathlib.Path(output_dir).resolve() / CHECKPOINTS
         self._keep, self._metric = keep, None if keep_best == "none" else keep_best
         self._processes = processes or Processes()
+        self._held_out = held_out
         self._best: tuple[float, int | None] = (-math.inf, None)  # value, step
         self._pending: tuple[int, int] | None = None  # step that is being saved, bytes of its state
         orbax_files.quiet_orbax()
@@ -86,7 +91,7 @@ class Checkpoints:
           meta: its "metrics", if any, are those of an evaluation of this very state; add_evaluation brings them later.
         """
         self.wait()
-        meta = {**meta, **checksums.recorded(state)}
+        meta = {**meta, **self._evaluated_on(), **checksums.recorded(state)}
         self._pending = step, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         with self._writing():
             self._saver.save(
@@ -104,15 +109,17 @@ class Checkpoints:
         folder = self.directory / str(step)
         if self._processes.first:
             try:
-                orbax_files.replace_json(
-                    folder, "meta", {**read_meta(self.directory.parent, step), "metrics": evaluation}
-                )
+                meta = read_meta(self.directory.parent, step)
+                orbax_files.replace_json(folder, "meta", {**meta, **self._evaluated_on(), "metrics": evaluation})
             except OSError as error:
                 raise UserError(
                     f"cannot write the evaluation into checkpoint {folder}: {disk.reason(error)}"
                 ) from error
         self._note_best(step, evaluation)
         self._point_to_best()
+
+    def _evaluated_on(self) -> dict[str, str]:
+        return {} if self._held_out is None else {_HELD_OUT: self._held_out}
 
     def _note_best(self, step: int, evaluation: Mapping[str, Any] | None) -> None:
         if self.improves(evaluation):
@@ -154,22 +161,30 @@ class Checkpoints:
     ) -> Restored:
         """The newest checkpoint that is whole, as :func:`cfprm_jax.checkpoints.restoring.newest` finds it."""
         restored = restoring.newest(self.directory, abstract_state, self._processes, accept, log)
-        self._find_best()
+        self._find_best(log)
         # A run that was killed, or whose best checkpoint is damaged, has a link to another one or to none.
         self._point_to_best()
         return restored
 
-    def _find_best(self) -> None:
-        def metrics(step: int) -> Mapping[str, Any] | None:
+    def _find_best(self, log: Callable[[str], None]) -> None:
+        if self._metric is None:
+            return
+        metric, metrics, others = self._metric, dict[int, Mapping[str, Any] | None](), list[str]()
+        for step in self._processes.share(lambda: retention.complete(self.directory)):
             with contextlib.suppress(UserError):
-                return read_meta(self.directory.parent, step).get("metrics")
-            return None
-
-        if self._metric is not None:
-            metric = self._metric
-            steps = retention.complete(self.directory)
-            best = self._processes.share(lambda: retention.best(steps, metrics, metric))
-            self._best = (-math.inf, None) if best is None else (retention.value(metric, metrics(best)), best)
+                meta = read_meta(self.directory.parent, step)
+                # Checkpoints of earlier versions do not say what they were evaluated on.
+                if self._held_out is None or meta.get(_HELD_OUT, self._held_out) == self._held_out:
+                    metrics[step] = meta.get("metrics")
+                elif meta.get("metrics") is not None:
+                    others.append(str(step))
+        if others:
+            log(
+                f"resume      checkpoints {', '.join(others)} were evaluated on other held-out trajectories, so "
+                f"--keep_best={metric} leaves them out"
+            )
+        best = self._processes.share(lambda: retention.best(metrics, metrics.get, metric))
+        self._best = (-math.inf, None) if best is None else (retention.value(metric, metrics.get(best)), best)
 
     def close(self) -> None:
         """Wait for the last save and let go of the directory."""

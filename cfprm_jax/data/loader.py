@@ -291,10 +291,21 @@ def evaluation_batches(
     return batches if hidden is None else _WithHidden(batches, reader, groups, hidden)
 
 
-def held_out_labels(batches: Sequence[Batch]) -> Float32[np.ndarray, " labels"]:
-    """The labels of the steps of all batches, those that are not labelled left out; hidden states are not read."""
-    batches = batches.without_hidden if isinstance(batches, _WithHidden) else batches
-    labels = [np.asarray(batch.packed.labels).ravel() for batch in batches]
+def without_hidden(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """The same batches for those who need no hidden states, which are then not read."""
+    return batches.without_hidden if isinstance(batches, _WithHidden) else batches
+
+
+def held_out_labels(batches: Sequence[Batch], distinct: bool = False) -> Float32[np.ndarray, " labels"]:
+    """The labels of the steps of all batches, those that are not labelled left out.
+
+    Args:
+      distinct: each distinct step once, with the mean of its labels.
+    """
+    labels = [
+        np.asarray(batch.distinct_labels if distinct else batch.packed.labels).ravel()
+        for batch in without_hidden(batches)
+    ]
     found = np.concatenate(labels) if labels else np.zeros(0, np.float32)
     return found[~np.isnan(found)]
 

@@ -7,20 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import transformers
 from jax.sharding import Mesh
-from jaxtyping import Float32
 
 from cfprm_jax.config import LossConfig
 from cfprm_jax.data.corpus import Corpus, open_corpus
-from cfprm_jax.data.loader import Batch, HiddenStates, Loader, evaluation_batches, held_out_labels
+from cfprm_jax.data.loader import (
+    Batch,
+    HiddenStates,
+    Loader,
+    evaluation_batches,
+    held_out_labels,
+    without_hidden,
+)
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import summary
 from cfprm_jax.run.evaluation import DISTINCT
 from cfprm_jax.run.inputs import LogLine, Sources
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.runtime import caches
+from cfprm_jax.runtime import caches, digests
 from cfprm_jax.runtime.progress import ProgressLine, counted, duration
 from cfprm_jax.sharding import rules
 
@@ -32,6 +37,7 @@ class DataSplits(NamedTuple):
     held_out: Sequence[Batch]  # empty without a held-out split
     report: dict[str, Any]  # counts of the training corpus
     held_out_report: dict[str, Any] | None  # of the held-out corpus, if there is one
+    held_out_digest: str | None = None  # of all that its metrics depend on but the model
 
 
 def open_splits(
@@ -58,7 +64,7 @@ def open_splits(
         for granularity in train.granularities:
             hidden.prepare(train[granularity])
     held_out: Sequence[Batch] = []
-    held_out_report = None
+    held_out_report = digest = None
     if held_out_fraction(config, sources) or sources.held_out:
         split = held_out_corpus(config, sources, tokenizer, train, log=log)
         held_out_report = split.report
@@ -75,15 +81,21 @@ def open_splits(
             redundancy=config.loss.redundancy,
             hidden=hidden,
         )
+        # Which trajectories are drawn of a corpus follows from their number.
+        digest = digests.of_json([split.identity, _count(held_out)])
     log(f"held out    {_describe_held_out(config, sources, train, held_out)}")
     if config.run.keep_best != "none":
-        require_ranked(config.run.keep_best, held_out_labels(held_out))
-    return DataSplits(loader, held_out, train.report, held_out_report)
+        require_ranked(config.run.keep_best, held_out)
+    return DataSplits(loader, held_out, train.report, held_out_report, digest)
+
+
+def _count(held_out: Sequence[Batch]) -> int:
+    return sum(batch.trajectories for batch in without_hidden(held_out))
 
 
 def _describe_held_out(config: TrainConfig, sources: Sources, train: Corpus, held_out: Sequence[Batch]) -> str:
     if held_out:
-        return counted(sum(batch.trajectories for batch in held_out), "trajectory")
+        return counted(_count(held_out), "trajectory")
     fraction = held_out_fraction(config, sources)
     if not fraction:
         return "no question, so there is no evaluation"
@@ -95,19 +107,22 @@ def _describe_held_out(config: TrainConfig, sources: Sources, train: Corpus, hel
     )
 
 
-def require_ranked(metric: str, labels: Float32[np.ndarray, " labels"]) -> None:
-    """UserError if the metric of --keep_best has no value on held-out steps with these labels.
+def require_ranked(metric: str, held_out: Sequence[Batch]) -> None:
+    """UserError if the metric of --keep_best has no value on these held-out batches.
 
     Args:
       metric: one of EVAL_METRICS.
-      labels: of all labelled steps.
     """
+    distinct = metric.startswith(DISTINCT)
+    labels = held_out_labels(held_out, distinct)
     positive, negative = int((labels > 0.5).sum()), int((labels <= 0.5).sum())
     ranked = {"auroc": positive and negative, "negative_f1": negative}
     if not ranked.get(metric.removeprefix(DISTINCT), positive or negative):
+        kind = "distinct " if distinct else ""
         raise UserError(
-            f"--keep_best={metric} has no value here: the held-out questions have {counted(positive, 'positive step')} "
-            f"and {counted(negative, 'negative step')}. Raise --eval_fraction, set --eval_data, or omit --keep_best"
+            f"--keep_best={metric} has no value here: the held-out questions have "
+            f"{counted(positive, f'{kind}positive step')} and {counted(negative, f'{kind}negative step')}. Raise "
+            "--eval_fraction, set --eval_data, or omit --keep_best"
         )
 
 

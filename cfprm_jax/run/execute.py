@@ -115,7 +115,8 @@ class _Execution:
             self.log(f"weights     {source}")
         with contextlib.ExitStack() as stack, self.processes.guard(), watch.explained():
             stop = StopVote(stack.enter_context(self.stop_signal.installed()), self.devices, self.processes.count)
-            options = (config.run.keep_checkpoints, config.run.keep_best, self.processes)
+            run = config.run
+            options = (run.keep_checkpoints, run.keep_best, self.processes, made.data.held_out_digest)
             checkpoints = stack.enter_context(contextlib.closing(saving.Checkpoints(self.output_dir, *options)))
             batches = stack.enter_context(contextlib.closing(made.data.loader.iterator()))
             if created is not None:

@@ -260,6 +260,37 @@ def test_an_evaluation_that_comes_later(setup, tmp_path) -> None:
     assert not list((tmp_path / "checkpoints" / "2" / "meta").glob("*.new"))
 
 
+def test_the_best_is_one_of_those_evaluated_on_the_same_trajectories(setup, tmp_path) -> None:
+    """After a resume with other held-out data. A checkpoint of an earlier version, which does not say, counts."""
+    s = setup()
+    state = s.init()
+
+    def opened(held_out):
+        return contextlib.closing(saving.Checkpoints(tmp_path, keep=4, keep_best="auroc", held_out=held_out))
+
+    with opened("hard") as checkpoints:
+        checkpoints.save(1, state, {}, {"metrics": {"auroc": 0.6}})
+        checkpoints.save(2, state, {}, {"metrics": None})
+    with opened("easy") as checkpoints:
+        checkpoints.save(3, state, {}, {"metrics": {"auroc": 0.9}})
+    for held_out, best, others in (("hard", 1, "3"), ("easy", 3, "1"), ("third", None, "1, 3")):
+        logged: list[str] = []
+        with opened(held_out) as checkpoints:
+            checkpoints.restore_newest(abstract(s, state), log=logged.append)
+            assert any(f"checkpoints {others} were evaluated on other" in line for line in logged)
+            assert checkpoints.improves({"auroc": 0.7}) == (best != 3)
+        assert (tmp_path / "best").is_symlink() == (best is not None)
+        assert best is None or saving.locate(tmp_path / "best") == (tmp_path, best)
+    with opened("hard") as checkpoints:
+        checkpoints.add_evaluation(2, {"auroc": 0.7})
+    with opened(None) as checkpoints:
+        checkpoints.save(4, state, {}, {"metrics": {"auroc": 0.8}})
+    with opened("hard") as checkpoints:
+        checkpoints.restore_newest(abstract(s, state))
+        assert saving.locate(tmp_path / "best") == (tmp_path, 4)
+        assert not checkpoints.improves({"auroc": 0.75})
+
+
 def test_nothing_is_set_aside_when_none_is_whole(setup, two_saved, tmp_path) -> None:
     directory, first = two_saved
     shutil.copytree(directory, tmp_path / "run")

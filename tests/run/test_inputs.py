@@ -12,6 +12,7 @@ import pytest
 from cfprm_jax import flags
 from cfprm_jax.config.shared import EVAL_METRICS
 from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.data.loader import HiddenStates
 from cfprm_jax.errors import UserError
 from cfprm_jax.run import data, inputs
 from cfprm_jax.run.options import TrainConfig
@@ -32,7 +33,7 @@ def test_held_out_solutions_of_one_step_are_no_error_for_a_coarse_to_fine_run(ti
     assert "held out    1 trajectory" in logged
 
 
-def splits_of(tiny, tmp_path, *options: str) -> tuple[data.DataSplits, list[str]]:
+def splits_of(tiny, tmp_path, *options: str, hidden: HiddenStates | None = None) -> tuple[data.DataSplits, list[str]]:
     """Of four questions, with correct and incorrect steps unless an option names another corpus."""
     rows = [
         {"prompt": f"q{number}", "completions": ["a", "b"], "labels": [1, number % 2]}
@@ -45,7 +46,8 @@ def splits_of(tiny, tmp_path, *options: str) -> tuple[data.DataSplits, list[str]
     mesh = rules.make_mesh(config.device, jax.devices()[:1])
     tokenizer = load_tokenizer(tiny.directory / "model")
     logged: list[str] = []
-    return data.open_splits(config, inputs.materialise(config, tmp_path), tokenizer, mesh, log=logged.append), logged
+    sources = inputs.materialise(config, tmp_path)
+    return data.open_splits(config, sources, tokenizer, mesh, log=logged.append, hidden=hidden), logged
 
 
 def test_a_fraction_that_holds_out_no_question_is_named(tiny, tmp_path) -> None:
@@ -63,10 +65,55 @@ def test_a_fraction_that_holds_out_no_question_is_named(tiny, tmp_path) -> None:
 def test_the_best_needs_held_out_steps_that_rank_it(tiny, tmp_path, metric: str) -> None:
     """Correct steps alone have neither an AUROC nor an F1 of incorrect ones."""
     held_out = tmp_path / "held_out.jsonl"
+    found = r"2 (distinct )?positive steps and 0 (distinct )?negative"
     for labels, fine in (([1, 0], True), ([1, 1], metric in ("loss", "step_accuracy"))):
         held_out.write_text(json.dumps({"prompt": "q", "completions": ["a", "b"], "labels": labels}))
-        with contextlib.nullcontext() if fine else pytest.raises(UserError, match="2 positive steps and 0 negative"):
+        with contextlib.nullcontext() if fine else pytest.raises(UserError, match=found):
             splits_of(tiny, tmp_path, f"--eval_data={held_out}", f"--keep_best={metric}")
+
+
+def test_distinct_steps_rank_by_the_mean_of_their_labels(tiny, tmp_path) -> None:
+    """One step that three solutions share is labelled 1, 1, 0: positive once, and no negative one is left."""
+    held_out = tmp_path / "held_out.jsonl"
+    rows = [{"prompt": "q", "completions": ["a"], "labels": [label]} for label in (1, 1, 0)]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits_of(tiny, tmp_path, f"--eval_data={held_out}", "--keep_best=auroc")
+    found = "=distinct_auroc has no value here: .* have 1 distinct positive step and 0 distinct negative steps"
+    with pytest.raises(UserError, match=found):
+        splits_of(tiny, tmp_path, f"--eval_data={held_out}", "--keep_best=distinct_auroc")
+
+
+class Unread:
+    """Hidden states that are nowhere; none are to be read."""
+
+    def prepare(self, reader, trajectories=None) -> None: ...
+
+    def __call__(self, members, encoded, packed):
+        raise AssertionError("hidden states are read")
+
+
+def test_hidden_states_are_not_read_to_count(tiny, tmp_path) -> None:
+    splits, logged = splits_of(tiny, tmp_path, "--eval_fraction=0.5", "--keep_best=loss", hidden=Unread())
+    assert splits.held_out and logged[-1].startswith("held out    ") and "trajector" in logged[-1]
+
+
+def test_the_digest_of_what_is_held_out(tiny, tmp_path) -> None:
+    """Other files or fewer trajectories are something else to be evaluated on; a limit above all of them is not."""
+    held_out = tmp_path / "held_out.jsonl"
+    rows = [{"prompt": f"q{number}", "completions": ["a"], "labels": [1]} for number in range(3)]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def digest(*options: str) -> str | None:
+        return splits_of(tiny, tmp_path, *options)[0].held_out_digest
+
+    first = digest(f"--eval_data={held_out}")
+    assert first == digest(f"--eval_data={held_out}", "--eval_max_trajectories=3", "--seed=1")
+    assert first != digest(f"--eval_data={held_out}", "--eval_max_trajectories=2")
+    moved = held_out.rename(tmp_path / "moved.jsonl")
+    assert first == digest(f"--eval_data={moved}")
+    moved.write_text(moved.read_text().replace("q1", "q4"))
+    assert first != digest(f"--eval_data={moved}")
+    assert digest("--eval_fraction=0") is None
 
 
 def test_a_directory_without_weights_trains_from_random_ones_alone(tiny, tmp_path) -> None:
