@@ -22,7 +22,7 @@ from cfprm_jax import flags
 from cfprm_jax.run.execute import execute
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.stopping import end_by_signal
-from cfprm_jax.run.validate import validate_options
+from cfprm_jax.run.validate import refuse_unused, validate_options
 from cfprm_jax.runtime import distributed
 from cfprm_jax.runtime.distributed import Processes
 
@@ -37,6 +37,7 @@ def main(config: TrainConfig, stop_signal: StopSignal | None = None) -> int:
     if stop_signal is not None:
         stop_signal.end_with(functools.partial(end_by_signal, config, Processes()))
     validate_options(config)
+    refuse_unused(config)
     with distributed.session(config.distributed, config.device.platform) as processes:
         if stop_signal is not None:
             stop_signal.end_with(functools.partial(end_by_signal, config, processes))

@@ -8,7 +8,9 @@ import re
 import pytest
 
 from cfprm_jax import flags
+from cfprm_jax.errors import UserError
 from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.run.validate import refuse_unused
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 EXPERIMENTS = sorted(p for p in (CONFIGS / "paper").glob("*.flags") if not p.stem.endswith("base"))
@@ -58,3 +60,13 @@ def test_the_quickstart_is_coarse_to_fine_q_ranking_on_the_embedded_world(monkey
     assert config.granularity.stages == (2, 1)
     assert config.train_data == ("synthetic",)
     assert config.model.model == "synthetic"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.flags")), ids=lambda p: str(p.relative_to(CONFIGS)))
+def test_no_file_sets_an_option_without_effect(path, monkeypatch):
+    try:
+        config = resolve(path, monkeypatch)
+    except UserError as error:
+        assert "Unknown command line flag" in str(error)  # of experiment, which checks its own
+        return
+    refuse_unused(config)

@@ -13,7 +13,7 @@ from cfprm_jax.planning import shapes
 from cfprm_jax.planning.ahead import PlannedStep, round_rows
 from cfprm_jax.planning.options import PlanConfig
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.run.validate import validate_training
+from cfprm_jax.run.validate import refuse_unused, validate_training
 
 # One after another, 32 solutions of PRM800K phase 1 fill 6 to 11 rows of 2,048; in trees of shared prefixes, fewer.
 _SHARE_OF_LONGEST = 3
@@ -28,6 +28,7 @@ def planned_step(config: PlanConfig) -> PlannedStep:
     """
     plan, train = config.plan, config.train
     validate_training(train)
+    refuse_unused(train)
     backbone = find_backbone(train.model.model, plan.model_config)
     backbone.check_length(train.encoding.max_length)
     packing, accumulation = train.packing, train.optimizer.accumulation
@@ -81,12 +82,12 @@ def describe_rows(config: PlanConfig, planned: PlannedStep) -> str:
     solutions, accumulation = batch_solutions(config.train), config.train.optimizer.accumulation
     most = round_rows(solutions, config.train.device.mesh, planned.num_devices, accumulation)
     size = f"--batch_tokens={packing.batch_tokens}" if packing.batch_tokens else f"--batch_size={packing.batch_size}"
-    if packing.packing == "none":
+    if config.plan.rows:
+        assumed = "--rows"
+    elif packing.packing == "none":
         assumed = f"one for each of {size} solutions"
         if packing.batch_tokens:
             assumed = f"one for each of {solutions} solutions of {size}"
-    elif config.plan.rows:
-        assumed = "--rows"
     elif packing.batch_tokens:
         assumed = f"for {size}"
     else:

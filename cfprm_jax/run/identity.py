@@ -89,8 +89,13 @@ def _adapters(rank: int, alpha: float, targets: Sequence[str]) -> dict[str, Any]
 
 
 def _canonical(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint as it comes back from JSON, where a tuple is a list; adapters of earlier versions, too."""
+    """A fingerprint as it comes back from JSON, where a tuple is a list; those of earlier versions as today's."""
     plain = json.loads(json.dumps(fingerprint))
     if "lora_rank" in plain:
         plain |= _adapters(plain["lora_rank"], plain["lora_alpha"], plain["lora_targets"])
+    # They took options without effect, which are refused now.
+    if plain.get("packing") != "tree":
+        plain.pop("record_chunk", None)
+    if (plain.get("loss"), plain.get("label_weight")) != ("q_ranking", "node"):
+        plain.pop("ranking_negatives", None)
     return plain

@@ -20,6 +20,24 @@ def validate_options(config: TrainConfig) -> None:
         parse_sizes(config.eval.bon_n, "--bon_n")
 
 
+def refuse_unused(config: TrainConfig) -> None:
+    """UserError for an option that is set and has no effect beside the others.
+
+    Apart from :func:`validate_options`, as the experiments set one of them for rows that differ in the others.
+    """
+    loss, packing = config.loss, config.packing
+    if loss.ranking_negatives != "path" and (loss.loss, loss.label_weight) != ("q_ranking", "node"):
+        raise UserError(
+            f"--ranking_negatives={loss.ranking_negatives} is for --loss=q_ranking --label_weight=node, not "
+            f"--loss={loss.loss} --label_weight={loss.label_weight}"
+        )
+    if packing.record_chunk != 1 and packing.packing != "tree":
+        raise UserError(
+            f"--record_chunk={packing.record_chunk} is for --packing=tree; --packing={packing.packing} shuffles single "
+            "trajectories"
+        )
+
+
 def _validate_sources(config: TrainConfig) -> None:
     if not config.train_data:
         raise UserError("--train_data is empty: give corpora to train on, or synthetic")

@@ -100,3 +100,19 @@ def test_a_fingerprint_with_adapters_is_the_same_after_json(model) -> None:
     )
     with pytest.raises(UserError, match=r"lora_targets was .* and is "):
         identity.require_same(run, {"fingerprint": saved}, with_adapters(model, "query"))
+
+
+def test_options_of_earlier_versions_without_effect_do_not_count() -> None:
+    """Which are refused now, so that a resumed run cannot have them."""
+    saved = {
+        "packing": "none",
+        "record_chunk": 0,
+        "loss": "bce",
+        "label_weight": "node",
+        "ranking_negatives": "question",
+    }
+    current = {**saved, "record_chunk": 1, "ranking_negatives": "path", identity.MODEL_CONTENT: None}
+    identity.require_same(pathlib.Path("run"), {"fingerprint": saved}, current)
+    in_trees = {"packing": "tree"}
+    with pytest.raises(UserError, match="record_chunk was 0 and is 1"):
+        identity.require_same(pathlib.Path("run"), {"fingerprint": saved | in_trees}, current | in_trees)

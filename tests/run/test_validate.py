@@ -7,7 +7,7 @@ import pytest
 from cfprm_jax import flags, train
 from cfprm_jax.errors import UserError
 from cfprm_jax.run.options import TrainConfig
-from cfprm_jax.run.validate import validate_options
+from cfprm_jax.run.validate import refuse_unused, validate_options
 
 COMPACT = "--optimizer=adamw_compact"
 
@@ -25,6 +25,10 @@ COMPACT = "--optimizer=adamw_compact"
         (["--train_data=synthetic,a.jsonl"], "--train_data=synthetic,a.jsonl: synthetic"),
         (["--model=synthetic"], "--model is missing: .*--model=synthetic --init=random"),
         (["--keep_best=auroc", "--eval_fraction=0"], "--keep_best=auroc requires --eval_data"),
+        (["--ranking_negatives=question"], "=question is for .* --label_weight=node, not .* --label_weight=trajectory"),
+        (["--ranking_negatives=question", "--loss=bce", "--label_weight=node"], "not --loss=bce --label_weight=node"),
+        (["--record_chunk=0", "--packing=sequence"], "--record_chunk=0 is for --packing=tree; --packing=sequence"),
+        (["--record_chunk=4", "--packing=none"], "--record_chunk=4 is for --packing=tree; --packing=none"),
     ],
 )
 def test_before_anything_is_read(tmp_path, options: list[str], message: str) -> None:
@@ -40,4 +44,6 @@ def test_what_is_right_passes() -> None:
     validate_options(TrainConfig())
     validate_options(flags.parse(TrainConfig, ["train", "--keep_best=auroc", "--eval_fraction=0"]))  # own held-out file
     validate_options(flags.parse(TrainConfig, ["train", COMPACT]))
+    for given in ("--record_chunk=0", "--packing=none", "--label_weight=node --ranking_negatives=question"):
+        refuse_unused(flags.parse(TrainConfig, ["train", *given.split()]))
     validate_options(flags.parse(TrainConfig, ["train", "--model=m", "--train_data=a", "--lora_rank=2"]))
