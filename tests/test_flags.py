@@ -254,3 +254,23 @@ def test_options_without_their_checks_are_a_fault_of_the_program():
 
     with pytest.raises(TypeError, match="Unchecked has options"):
         flags.parse(Unchecked, ["command"])
+
+
+@pytest.mark.parametrize("command", ["train", "score", "process_bench", "prm_bench"])
+def test_a_cache_of_frozen_layers_is_off_or_somewhere(command: str) -> None:
+    """Empty is off, not the working directory; a word meant for a switch is not the name of a directory."""
+
+    def value(text: str) -> str:
+        return config_files.as_dict(flags.parse(configuration(command), ["x", f"--cache_frozen={text}"]))[
+            "cache_frozen"
+        ]
+
+    assert [value(text) for text in ("", "off", "auto", "here", "./on")] == ["off", "off", "auto", "here", "./on"]
+    for word in ("true", "on", "False"):
+        with pytest.raises(UserError, match=rf"--cache_frozen={word}: expected off, auto or a directory \(\./{word} "):
+            value(word)
+
+
+def test_tokenised_corpora_need_a_directory() -> None:
+    with pytest.raises(UserError, match="--data_cache_dir is empty: expected a directory, or auto"):
+        flags.parse(configuration("train"), ["train", "--data_cache_dir="])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from cfprm_jax.config import CACHE_FROZEN_HELP, LARGEST_SEED, MOST_COUNT, ScoringConfig
+from cfprm_jax.config import CACHE_FROZEN_HELP, LARGEST_SEED, MOST_COUNT, ScoringConfig, checked_cache_frozen
 from cfprm_jax.errors import UserError
 from cfprm_jax.options import option
 
@@ -22,6 +22,10 @@ class BenchmarkConfig(ScoringConfig):
     merge: tuple[str, ...] = option((), "Parts that --shard wrote, or globs: evaluate them.", kind="list")
     output_dir: str = option("", "Directory of the results; must be new or empty.")
     cache_frozen: str = option("off", CACHE_FROZEN_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "cache_frozen", checked_cache_frozen(self.cache_frozen))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ memory or time that no machine has.
 from __future__ import annotations
 
 from cfprm_jax.config.data import EncodingConfig, EstimateConfig, GranularityConfig, PackingConfig, ReadConfig
-from cfprm_jax.config.model import CACHE_FROZEN_HELP, FrozenConfig, LoraConfig, ModelConfig
+from cfprm_jax.config.model import CACHE_FROZEN_HELP, FrozenConfig, LoraConfig, ModelConfig, checked_cache_frozen
 from cfprm_jax.config.run import DeviceConfig, DistributedConfig, RunConfig
 from cfprm_jax.config.scoring import ScoringConfig
 from cfprm_jax.config.shared import (
@@ -93,6 +93,7 @@ __all__ = [
     "ReadConfig",
     "RunConfig",
     "ScoringConfig",
+    "checked_cache_frozen",
     "decode_escapes",
     "finest_first",
     "parse_granularity",

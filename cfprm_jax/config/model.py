@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from cfprm_jax.config.shared import ATTENTION_HELP, ATTENTIONS
+from cfprm_jax.errors import UserError
 from cfprm_jax.options import Options, option
 
 
@@ -64,6 +65,17 @@ CACHE_FROZEN_HELP = (
 )
 
 
+def checked_cache_frozen(value: str) -> str:
+    """The value of --cache_frozen: off, where it is empty.
+
+    Raises:
+      UserError: a word that is meant for a switch, of which a directory would be made.
+    """
+    if value.lower() in ("true", "false", "on", "yes", "no"):
+        raise UserError(f"--cache_frozen={value}: expected off, auto or a directory (./{value} for one of this name)")
+    return value or "off"
+
+
 @dataclasses.dataclass(frozen=True)
 class FrozenConfig(Options):
     """Lower layers that keep their weights (docs/frozen_layers.md)."""
@@ -76,6 +88,10 @@ class FrozenConfig(Options):
         upper=1 << 14,
     )
     cache_frozen: str = option("off", CACHE_FROZEN_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "cache_frozen", checked_cache_frozen(self.cache_frozen))
 
     @property
     def cached(self) -> bool:

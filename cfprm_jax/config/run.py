@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from cfprm_jax.config.shared import EVAL_METRICS, LARGEST_SEED, LOGGERS, LONGEST_WAIT, MOST_STEPS
+from cfprm_jax.errors import UserError
 from cfprm_jax.options import Options, option
 
 
@@ -112,3 +113,8 @@ class RunConfig(Options):
     data_cache_dir: str = option(
         "auto", "Directory of cached tokenised corpora; auto is in the user's cache directory."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.data_cache_dir:  # which would be the working directory
+            raise UserError("--data_cache_dir is empty: expected a directory, or auto")

@@ -10,6 +10,7 @@ from cfprm_jax.config import (
     MOST_TOKENS,
     PACKINGS,
     ScoringConfig,
+    checked_cache_frozen,
 )
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
 from cfprm_jax.options import option
@@ -64,3 +65,7 @@ class ScoreConfig(ScoringConfig):
         also=0,
     )
     cache_frozen: str = option("off", CACHE_FROZEN_HELP)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "cache_frozen", checked_cache_frozen(self.cache_frozen))
