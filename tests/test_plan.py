@@ -17,7 +17,7 @@ from cfprm_jax.config import PackingConfig
 from cfprm_jax.data import row_shapes
 from cfprm_jax.data.partition import separate_forest
 from cfprm_jax.errors import UserError
-from cfprm_jax.planning import ahead, request, start
+from cfprm_jax.planning import ahead, remedies, request, start
 from cfprm_jax.planning.accelerators import GIB
 from cfprm_jax.planning.options import PlanConfig
 
@@ -83,6 +83,7 @@ def test_the_description_of_the_rows() -> None:
     )
     assert "--rows and --row_length plan others, up to 32 x 6144" in text
     assert described("--rows=5").startswith("--rows, of the longest")
+    assert described("--packing=none", "--rows=4").startswith("--rows, of the longest that --packing=none makes")
     assert "of --row_length;" in described("--row_length=2048")
     assert described("--packing=none").startswith("one for each of --batch_size=32 solutions") and ";" not in described(
         "--packing=none"
@@ -181,10 +182,12 @@ def test_does_not_fit(stand_in, capsys) -> None:
     assert "refused     Ran out of memory" in capsys.readouterr().out
 
 
-def test_the_start_counts_where_it_is_more(stand_in, capsys) -> None:
+def test_the_start_counts_where_it_is_more(stand_in, monkeypatch, capsys) -> None:
     stand_in(60.0, at_start=76.0)
-    assert plan.main(parse("--model=Qwen2.5-7B", "--suggest=0")) == 1
+    monkeypatch.setattr(remedies, "least_bytes", lambda planned, accelerator: 0)
+    assert plan.main(parse("--model=Qwen2.5-7B", "--suggest=1")) == 1
     text = capsys.readouterr().out
+    assert "would fit   nothing that was tried" in text
     assert "too large   76.00 GiB of 75.10 GiB usable on each device, at the start (loading backbone.embedding)" in text
 
 

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.planning.accelerators import Gpu, Tpu, larger
-from cfprm_jax.planning.ahead import Compiled, PlannedStep, compile_step, least_bytes, round_rows
+from cfprm_jax.planning.ahead import Compiled, PlannedStep, least_bytes, round_rows
+from cfprm_jax.planning.start import Start
 from cfprm_jax.runtime.out_of_memory import SHARDED, savings
 from cfprm_jax.sharding.rules import parse_mesh
 
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """A change of flags that fits, the rows of a batch with it, and bytes on each device."""
+    """A change of flags that fits, the rows of a batch with it, and bytes on each device, of step or start."""
 
     flags: tuple[str, ...]
     rows: int
@@ -73,33 +74,48 @@ def find(
     limit: int,
     most: int = 2,
     *,
+    compiled: Callable[[PlannedStep, Gpu | Tpu], Compiled],
+    started: Callable[[PlannedStep, Gpu | Tpu], Start],
     log: Callable[[str], None] = lambda _: None,
-    compiled: Callable[[PlannedStep, Gpu | Tpu], Compiled] = compile_step,
 ) -> list[Remedy]:
-    """The first remedies that fit into limit bytes on each device, at most `most`; what cannot fit is not compiled.
+    """The first remedies whose step and start fit into limit bytes on each device, at most `most`.
 
-    Nor is a trial that changes all flags of a remedy already found, and more.
+    What cannot fit is not compiled, nor is a trial that changes all flags of a remedy already found, and more.
+
+    Args:
+      compiled, started: compile the step, and the start before it.
     """
     found: list[Remedy] = []
     enough: list[set[str]] = []
+    starts: dict[frozenset[tuple[str, Any]], int] = {}  # changes of the start -> its bytes
     for trial in trials(planned, accelerator):
         if len(found) == most:
             break
         if any(names <= set(trial.changes) for names in enough):
+            continue
+        of_start = frozenset(change for change in trial.changes.items() if change[0] not in _OF_THE_STEP_ALONE)
+        if starts.get(of_start, 0) > limit:
             continue
         try:
             if least_bytes(trial.planned, accelerator) > limit:
                 continue
             log(f"trying      {' '.join(trial.flags)}")
             result = compiled(trial.planned, accelerator)
+            if result.refused or result.memory.total > limit:
+                continue
+            if of_start not in starts:
+                starts[of_start] = started(trial.planned, accelerator).total
         except UserError:  # a mesh that does not divide this model
             continue
-        if not result.refused and result.memory.total <= limit:
-            found.append(Remedy(trial.flags, trial.planned.rows, result.memory.total))
+        total = max(result.memory.total, starts[of_start])
+        if total <= limit:
+            found.append(Remedy(trial.flags, trial.planned.rows, total))
             enough.append(set(trial.changes))
     return found
 
 
+# Flags of a trial that leave the start as it is: what is created before the first step does not depend on them.
+_OF_THE_STEP_ALONE = ("remat", "accumulation", "batch_size", "batch_tokens")
 # Flags that a trial changes -> the group of options that holds them; num_devices is of the plan alone.
 _GROUPS = {
     "remat": "model",

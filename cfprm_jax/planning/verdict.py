@@ -69,7 +69,15 @@ def plan(config: PlanConfig, log: Callable[[str], None]) -> Verdict:
         log(line)
     if verdict.fits or not config.plan.suggest:
         return verdict
-    found = remedies.find(planned, accelerator, limit, config.plan.suggest, log=log)
+    found = remedies.find(
+        planned,
+        accelerator,
+        limit,
+        config.plan.suggest,
+        compiled=ahead.compile_step,
+        started=start.compile_start,
+        log=log,
+    )
     for remedy in found:
         rows = "" if remedy.rows == planned.rows else f" in {remedy.rows} rows"
         log(f"would fit   {' '.join(remedy.flags)}: {_gib(remedy.total)}{rows}")

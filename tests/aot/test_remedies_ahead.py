@@ -8,7 +8,7 @@ import pytest
 
 from cfprm_jax.config import DeviceConfig, ModelConfig
 from cfprm_jax.models.config import BackboneConfig
-from cfprm_jax.planning import ahead, remedies
+from cfprm_jax.planning import ahead, remedies, start
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.run.options import TrainConfig
 
@@ -44,6 +44,6 @@ def test_each_kind_of_change(last: str, before: int) -> None:
 
 
 def test_what_is_found_fits(before: int) -> None:
-    found = remedies.find(STEP, H100, before - 1, 2)
+    found = remedies.find(STEP, H100, before - 1, 2, compiled=ahead.compile_step, started=start.compile_start)
     assert [remedy.flags for remedy in found] == [("--remat=layer",), (f"--mesh={remedies.SHARDED}",)]
     assert all(remedy.total < before for remedy in found)

@@ -13,6 +13,7 @@ from cfprm_jax.models.config import BackboneConfig
 from cfprm_jax.planning import remedies
 from cfprm_jax.planning.accelerators import ACCELERATORS
 from cfprm_jax.planning.ahead import PlannedStep
+from cfprm_jax.planning.start import Start
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.sharding.rules import parse_mesh
 
@@ -111,21 +112,58 @@ def compiled(one: PlannedStep, accelerator):
     return SimpleNamespace(memory=SimpleNamespace(total=total), refused="")
 
 
+def light(one: PlannedStep, accelerator):
+    """A step that fits everywhere."""
+    return SimpleNamespace(memory=SimpleNamespace(total=40), refused="")
+
+
+def started(one: PlannedStep, accelerator):
+    """A start that takes less than every step."""
+    return Start(0, "loading")
+
+
 def test_only_what_can_fit_is_compiled(sizes) -> None:
     logged: list[str] = []
-    found = remedies.find(planned(), GPU, 55, 2, log=logged.append, compiled=compiled)
+    found = remedies.find(planned(), GPU, 55, 2, log=logged.append, compiled=compiled, started=started)
     # Compact alone is 50 + 8 rows, and in this world parts save nothing; half of the batch is 50 + 4.
     assert [(r.flags[-1], r.rows, r.total) for r in found] == [("--batch_size=16", 4, 54), ("--num_devices=2", 8, 54)]
     assert logged[0] == "trying      --optimizer=adamw_compact"
-    found = remedies.find(planned(), GPU, 30, 2, compiled=compiled)
+    found = remedies.find(planned(), GPU, 30, 2, compiled=compiled, started=started)
     assert [(r.flags[-1], r.total) for r in found] == [("--num_devices=4", 27)]  # more than four is no other remedy
+
+
+def test_the_start_has_to_fit_too(monkeypatch) -> None:
+    """Of 90 bytes a device, whatever the step is like; 60 of a compact optimizer."""
+    monkeypatch.setattr(remedies, "least_bytes", lambda one, accelerator: 0)
+    asked: list[str] = []
+
+    def starts(one: PlannedStep, accelerator):
+        asked.append(one.config.optimizer.optimizer)
+        return Start((60 if one.config.optimizer.optimizer == "adamw_compact" else 90) // one.num_devices, "loading")
+
+    logged: list[str] = []
+    one = planned(rows=4, model=dataclasses.replace(MODEL, remat="mlp"))
+    found = remedies.find(one, GPU, 70, 1, log=logged.append, compiled=light, started=starts)
+    assert [(r.flags, r.total) for r in found] == [(("--optimizer=adamw_compact",), 60)]
+    assert asked == ["adamw", "adamw_compact"]
+    # A start that is too large is compiled once, and no step after it that starts alike.
+    asked.clear()
+    logged.clear()
+    found = remedies.find(one, GPU, 50, 1, log=logged.append, compiled=light, started=starts)
+    assert [(r.flags[-1], r.total) for r in found] == [("--num_devices=2", 45)]
+    assert [text.split(maxsplit=1)[1] for text in logged] == [
+        "--remat=layer",
+        "--optimizer=adamw_compact",
+        "--mesh=data=1,fsdp=-1,tensor=1 --num_devices=2",
+    ]
+    assert asked == ["adamw", "adamw_compact", "adamw"]
 
 
 def test_what_the_compiler_refuses_is_no_remedy(sizes) -> None:
     def refused(one: PlannedStep, accelerator):
         return SimpleNamespace(memory=SimpleNamespace(total=1), refused="Ran out of memory")
 
-    assert remedies.find(planned(), GPU, 200, 2, compiled=refused) == []
+    assert remedies.find(planned(), GPU, 200, 2, compiled=refused, started=started) == []
 
 
 def test_what_the_model_does_not_allow_is_passed_over(sizes) -> None:
@@ -134,5 +172,5 @@ def test_what_the_model_does_not_allow_is_passed_over(sizes) -> None:
             raise UserError("--mesh: does not divide")
         return compiled(one, accelerator)
 
-    found = remedies.find(planned(), GPU, 30, 1, compiled=refuses)
+    found = remedies.find(planned(), GPU, 30, 1, compiled=refuses, started=started)
     assert [r.flags[-1] for r in found] == ["--num_devices=8"]
