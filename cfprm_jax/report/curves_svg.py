@@ -38,12 +38,12 @@ def drawing(curves: Sequence[Curve], title: str, number: int) -> str:
         f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="plot-{number}">',
         f'<title id="plot-{number}">{html.escape(title)}: accuracy over n; the table above has the numbers</title>',
     ]
+    decimals = 1 if step < 0.01 else 0  # of a point
     for tick in range(round((top - bottom) / step) + 1):
         value = bottom + tick * step
+        shown = f"{100 * value:.{decimals}f}"
         out.append(f'<path class="grid" d="M{_LEFT} {y(value):.1f}H{_WIDTH - _RIGHT}"/>')
-        out.append(
-            f'<text class="tick" x="{_LEFT - 7}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.0f}</text>'
-        )
+        out.append(f'<text class="tick" x="{_LEFT - 7}" y="{y(value) + 4:.1f}" text-anchor="end">{shown}</text>')
     for n in every:
         out.append(f'<text class="tick" x="{x(n):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{n}</text>')
     out.append(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from cfprm_jax.report.curves_svg import drawing, legend
 from cfprm_jax.report.series import Curve
 
@@ -23,6 +25,20 @@ def test_points_are_where_their_numbers_are():
     assert abs((x[2] - x[1]) - 2 * (x[1] - x[0])) < 0.3  # a logarithmic axis
     titles = [title.text for title in root.iter("title")]
     assert "best & <first>, n = 8: 50.0 [40.0, 60.0]" in titles
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.96, 0.98, ["96.0", "96.5", "97.0", "97.5", "98.0"]),
+        (0.96, 0.99, ["96.0", "96.5", "97.0", "97.5", "98.0", "98.5", "99.0"]),
+        (0.93, 0.98, ["93", "94", "95", "96", "97", "98"]),
+    ],
+)
+def test_ticks_are_told_apart(low, high, expected):
+    root = ET.fromstring(drawing([Curve("a", ((8, low, low, high),))], "a", 0))
+    ticks = [text.text for text in root.iter("text") if text.get("text-anchor") == "end"]
+    assert ticks == expected
 
 
 def test_one_value_and_the_legend_draw_too():
