@@ -36,8 +36,17 @@ EVALUATION = "eval_"
 """Prefix of the metrics of an evaluation."""
 
 
+def read_line(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None for one that is not whole, as a killed run leaves it, or is no line of a step."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+
+
 def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> int:
-    """Drop the lines after a step, and an incomplete last line of a killed run; returns the number dropped.
+    """Drop the lines after a step, and those that are not whole; returns the number dropped.
 
     A resumed run computes those steps again, so that each step is in the file once.
 
@@ -46,17 +55,16 @@ def truncate(path: pathlib.Path, step: int, evaluated: bool = True) -> int:
     """
     if not path.exists():
         return 0
-    lines, kept = path.read_text().splitlines(keepends=True), []
+    lines, kept = path.read_bytes().splitlines(keepends=True), []
     for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
+        row = read_line(line)
+        if row is None:
             continue
         again = not evaluated and row["step"] == step and any(name.startswith(EVALUATION) for name in row)
-        if line.endswith("\n") and row["step"] <= step and not again:
+        if line.endswith(b"\n") and row["step"] <= step and not again:
             kept.append(line)
     if len(kept) < len(lines):
-        atomic.write_text(path, "".join(kept))
+        atomic.write_bytes(path, b"".join(kept))
     return len(lines) - len(kept)
 
 

@@ -6,18 +6,23 @@ import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cfprm_jax.checkpoints import saving
 from cfprm_jax.config import EncodingConfig
+from cfprm_jax.data.loader import MIXED
+from cfprm_jax.errors import UserError
+from cfprm_jax.model_directory.json_files import read_object
 from cfprm_jax.models.families import family_of
 from cfprm_jax.report import results, tables
-from cfprm_jax.run import directory, summary
+from cfprm_jax.run import directory, metrics, summary
 from cfprm_jax.run.options import SYNTHETIC
 
 # Of a run of train: where its Best-of-N results are, if it was given candidates.
 _BEST_OF_N = pathlib.Path("best_of_n") / "results.json"
+# A corpus may have a million malformed rows, which corpus.json lists.
+_MOST_BYTES = 1 << 30
 _PIPELINES = {
     "token_classification": ("transformers", "token-classification"),
     "peft_adapter": ("peft", "token-classification"),
@@ -68,14 +73,14 @@ def read_training(path: str | pathlib.Path) -> Training:
     """The training of the checkpoint that path names: a run directory (its newest) or checkpoints/STEP in one.
 
     Raises:
-      UserError: there is no checkpoint, or it is damaged.
+      UserError: there is no checkpoint, or it, corpus.json or results.json is damaged.
     """
     run, step = saving.locate(path)
     meta = saving.read_meta(run, step)
     trained: dict[str, int] = {}
     held_out: dict[str, float | None] = {}
     for line in _metrics(run / directory.METRICS, step):
-        if "trajectories" in line:
+        if "trajectories" in line and "granularity" in line:
             granularity = str(line["granularity"])
             trained[granularity] = trained.get(granularity, 0) + line["trajectories"]
         held_out = {name: value for name, value in line.items() if name.startswith("eval_")} or held_out
@@ -83,30 +88,52 @@ def read_training(path: str | pathlib.Path) -> Training:
     return Training(
         step=step,
         options=meta.get("config", {}),
-        data=_object(run / directory.CORPUS),
+        data=_object(run / directory.CORPUS, _corpus),
         num_steps=meta.get("fingerprint", {}).get("steps of the run", 0),
         trained=trained,
         held_out=held_out,
-        best_of_n=_object(run / _BEST_OF_N) if newest else {},
+        best_of_n=_object(run / _BEST_OF_N, _best_of_n) if newest else {},
     )
 
 
-def _object(path: pathlib.Path) -> dict[str, Any]:
-    """The JSON object of a file, which may not be there."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _object(path: pathlib.Path, shown: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
+    """The JSON object of a file, which may not be there.
+
+    Args:
+      shown: makes of it what the card shows.
+
+    Raises:
+      UserError: it is damaged: no JSON object, or one that lacks what the card shows.
+    """
+    if not path.is_file():
+        return {}
+    found = read_object(path, _MOST_BYTES)
+    try:
+        shown(found)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path}: damaged, or written by another program: {type(error).__name__}: {error}; without the file the "
+            "card leaves it out"
+        ) from error
+    return found
+
+
+def _corpus(data: Mapping[str, Any]) -> list[str]:
+    return [f"* {line}" for line in summary.corpus(dict(data))]
+
+
+def _best_of_n(outcome: Mapping[str, Any]) -> str:
+    return f"{results.caption(outcome)}\n\n{tables.markdown(tables.rows_table(outcome['rows']))}"
 
 
 def _metrics(path: pathlib.Path, last: int) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl up to a step; one that is not whole, as a killed run leaves it, is passed over."""
+    """The lines of metrics.jsonl up to a step; those that are not whole are passed over."""
     if not path.is_file():
         return
-    with path.open() as file:
+    with path.open("rb") as file:
         for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if line["step"] <= last:
+            line = metrics.read_line(text)
+            if line is not None and line["step"] <= last:
                 yield line
 
 
@@ -297,7 +324,10 @@ def _training(training: Training, base_model: str) -> Iterator[str]:
     if options:
         lines += _options(options)
     if training.trained:
-        counts = ", ".join(f"{number:,} at C = {size}" for size, number in training.trained.items())
+        counts = ", ".join(
+            f"{number:,} " + ("of all C, mixed in each batch" if size == MIXED else f"at C = {size}")
+            for size, number in training.trained.items()
+        )
         lines.append(("trajectories trained on", counts))
     yield "| | |"
     yield "|---|---|"
@@ -306,7 +336,7 @@ def _training(training: Training, base_model: str) -> Iterator[str]:
     yield ""
     if data:
         yield "Training data (C is the number of steps in a window):\n"
-        yield from (f"* {line}" for line in summary.corpus(dict(data)))
+        yield from _corpus(data)
         yield ""
     if training.held_out:
         yield "## Held-out questions\n"
@@ -323,8 +353,7 @@ def _training(training: Training, base_model: str) -> Iterator[str]:
         )
     if training.best_of_n:
         yield "## Best-of-N\n"
-        yield results.caption(training.best_of_n) + "\n"
-        yield tables.markdown(tables.rows_table(training.best_of_n["rows"]))
+        yield _best_of_n(training.best_of_n)
 
 
 def _shown(number: float | None) -> str:
@@ -345,7 +374,12 @@ def _options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     margin = f", margin {options['margin']}" if options["loss"] == "q_ranking" else ""
     # A run of an earlier version has no such options.
     weight = options.get("label_weight", "trajectory")
-    yield "loss", f"{options['loss']}{margin}" + ("" if weight == "trajectory" else f", by {weight}")
+    loss = f"{options['loss']}{margin}" + ("" if weight == "trajectory" else f", by {weight}")
+    if options["loss"] == "q_ranking" and weight == "node" and options.get("ranking_negatives") == "question":
+        loss += ", against all negative steps of the question"
+    if options["loss"] != "q_ranking" and options.get("negative_weight", 1) != 1:
+        loss += f", steps labelled 0.5 or less weighted {options['negative_weight']:g}"
+    yield "loss", loss
     if options.get("redundancy_weight"):
         yield "redundancy output", f"cross-entropy of rating 0 against 1, weight {options['redundancy_weight']:g}"
     yield "data", ", ".join(f"`{pathlib.Path(path).name}`" for path in options["train_data"])

@@ -47,6 +47,14 @@ def test_an_evaluation_that_is_to_come_again_goes(tmp_path) -> None:
     assert again == rows[:-1]
 
 
+def test_lines_that_are_none_of_a_step_go(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = b'{"step": 1, "loss": 0.5}\n'
+    path.write_bytes(b'[1]\n{"loss": 0.5}\n{"step": "1"}\nnull\n\xff\n\x00\x00\n' + good + b'{"step": null}\n')
+    assert truncate(path, 3) == 7
+    assert path.read_bytes() == good
+
+
 def test_truncate_of_nothing(tmp_path) -> None:
     assert truncate(tmp_path / "metrics.jsonl", 3) == 0
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
 import sys
 
 import numpy as np
@@ -17,6 +18,7 @@ from cfprm_jax.checkpoints.saving import Checkpoints
 from cfprm_jax.config import EncodingConfig, GranularityConfig, ReadConfig
 from cfprm_jax.data.corpus import open_corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer, marker_id
+from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.export import FORMATS
 from cfprm_jax.models.config import PRMConfig
@@ -168,6 +170,52 @@ def test_a_checkpoint_that_was_not_evaluated(run):
         text = card_of(dataclasses.replace(training, held_out=held_out, best_of_n=best_of_n))
         assert (note in text) is noted and ("Held-out" in text) is bool(held_out)
     assert note not in card_of(model_card.Training(step=7))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("corpus.json", '{"rows": 3, "fil', "not readable as JSON"),
+        ("corpus.json", "[1]", "expected a JSON object, found"),
+        ("corpus.json", "{}", "damaged, or written by another program: KeyError"),
+        ("best_of_n/results.json", "", "not readable as JSON"),
+        ("best_of_n/results.json", '{"config": 3, "pool": 4}', "damaged, or written by another program: TypeError"),
+    ],
+)
+def test_a_damaged_file_beside_a_run_is_named(run, tmp_path, file, content, message):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / file).write_text(content)
+    with pytest.raises(UserError, match=f"{copy / file}: {message}"):
+        model_card.read_training(copy)
+
+
+def test_lines_of_metrics_that_are_damaged_are_passed_over(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    path = copy / "metrics.jsonl"
+    path.write_text('[1]\n{"loss": 1}\nnull\n{"step": 1, "trajectories": 5}\n' + path.read_text())
+    assert model_card.read_training(copy) == model_card.read_training(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "loss"),
+    [
+        ({"loss": "bce", "negative_weight": 0.25}, "bce, steps labelled 0.5 or less weighted 0.25"),
+        ({"loss": "mse"}, "mse"),
+        ({"label_weight": "node"}, "q_ranking, margin 4.0, by node"),
+        (
+            {"label_weight": "node", "ranking_negatives": "question"},
+            "q_ranking, margin 4.0, by node, against all negative steps of the question",
+        ),
+    ],
+)
+def test_all_that_changes_the_loss_is_named(run, options, loss):
+    training = model_card.read_training(run)
+    assert f"| loss | {loss} |" in card_of(dataclasses.replace(training, options={**training.options, **options}))
+
+
+def test_batches_of_several_granularities_are_named(run):
+    training = dataclasses.replace(model_card.read_training(run), trained={"mixed": 1200})
+    assert "| trajectories trained on | 1,200 of all C, mixed in each batch |" in card_of(training)
 
 
 def test_a_run_without_a_description():
