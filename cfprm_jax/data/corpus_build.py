@@ -22,14 +22,12 @@ from cfprm_jax.data.encoding import Encoded, Encoder
 from cfprm_jax.data.formats import ReadReport, read_as
 from cfprm_jax.data.formats.files import Paths
 from cfprm_jax.data.partition import shared_forest
-from cfprm_jax.data.trajectory import Trajectory
+from cfprm_jax.data.trajectory import LARGEST_RECORD, Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.runtime import digests
 
 # Trajectories tokenised in one call: enough to keep the tokenizer's threads busy.
 _BATCH = 512
-# A record larger than this is stored as several, so that one without end cannot fill the memory.
-_LARGEST_RECORD = 4096
 
 
 def is_held_out(question: str, fraction: float) -> bool:
@@ -164,7 +162,7 @@ def build(
         for granularity in stages:
             writers[granularity] = GranularityWriter(directory / str(granularity))
         waiting: list[list[Trajectory]] = []
-        for record in group_records(read_as(paths, read, reading), _LARGEST_RECORD):
+        for record in group_records(read_as(paths, read, reading), LARGEST_RECORD):
             used = [trajectory for trajectory in record if on_this_side(trajectory)]
             other += len(record) - len(used)
             if used:
@@ -197,9 +195,7 @@ def group_records(trajectories: Iterator[Trajectory], largest: float = math.inf)
     """Consecutive trajectories of one source and question, at most `largest` at a time."""
     record: list[Trajectory] = []
     for trajectory in trajectories:
-        if record and (
-            (record[0].source, record[0].question) != (trajectory.source, trajectory.question) or len(record) >= largest
-        ):
+        if record and (not trajectory.follows(record[-1]) or len(record) >= largest):
             yield record
             record = []
         record.append(trajectory)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cfprm_jax.config import MOST_TOKENS, EncodingConfig
-from cfprm_jax.data.trajectory import Trajectory
+from cfprm_jax.data.trajectory import LARGEST_RECORD, Trajectory
 
 if TYPE_CHECKING:
     from cfprm_jax.data.encoding import Encoder
@@ -23,8 +23,6 @@ PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
 _NO_LIMIT = MOST_TOKENS
 # Trajectories per call of the tokenizer: few calls, flat memory.
 _BATCH = 256
-# A record larger than this is counted in parts, so that one record without end cannot fill the memory.
-_LARGEST_RECORD = 4096
 # Labelled steps that wait to be joined with the distinct ones, all at once, as sorting them costs the most.
 _KEYS = 1 << 20
 _FOUND = np.dtype([("key", "V16"), ("total", "f8"), ("number", "i8"), ("least", "f4"), ("most", "f4")])
@@ -140,7 +138,7 @@ class TokenCounts:
     def add(self, trajectory: Trajectory) -> None:
         """Count one trajectory."""
         last = self._records[-1] if self._records else None
-        if last is None or last[0].source != trajectory.source or len(last) >= _LARGEST_RECORD:
+        if last is None or not trajectory.follows(last[-1]) or len(last) >= LARGEST_RECORD:
             if self._waiting >= _BATCH:
                 self._flush()
             self._records.append([])

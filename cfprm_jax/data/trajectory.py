@@ -12,6 +12,9 @@ from cfprm_jax.config import Granularity
 from cfprm_jax.errors import UserError
 from cfprm_jax.runtime.progress import counted
 
+LARGEST_RECORD = 4096
+"""Most trajectories of a record; a larger one is taken as several, so that one without end cannot fill the memory."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trajectory:
@@ -22,8 +25,8 @@ class Trajectory:
       steps: texts of the steps, at least one.
       labels: float32 [steps], read-only; in [0, 1] (1 is right, values between are soft), NaN where unlabelled. Given
         as any sequence of numbers, None standing for unlabelled; the range is checked before rounding to float32.
-      source: the record it comes from, "file:line". Consecutive trajectories of equal source are one record: they
-        answer the same question and may share prefixes.
+      source: the record it comes from, "file:line". Consecutive trajectories of equal source and question are one
+        record: they may share prefixes. A source may name a whole data set.
       id: the publisher's name for the row, if it has one.
       answer: the reference answer, if known.
       granularity: steps in the windows that `steps` are already merged into; 1 for single steps.
@@ -80,6 +83,10 @@ class Trajectory:
 
     def __hash__(self) -> int:
         return hash((self.question, self.steps, self.source))
+
+    def follows(self, other: Trajectory) -> bool:
+        """Whether it is of the same record as the trajectory before it."""
+        return (self.source, self.question) == (other.source, other.question)
 
 
 def _targets(values: Any, name: str) -> Float[np.ndarray, " steps"]:

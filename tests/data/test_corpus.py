@@ -14,6 +14,7 @@ import pytest
 from cfprm_jax.config import EncodingConfig, GranularityConfig, ReadConfig
 from cfprm_jax.data import corpus_build
 from cfprm_jax.data.corpus import Corpus, open_corpus
+from cfprm_jax.data.corpus_report import TokenCounts, unlimited
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats import read
 from cfprm_jax.data.partition import shared_forest
@@ -129,6 +130,18 @@ def test_the_report_counts_everything(opened, tokenizer):
     assert fine["tokens_distinct"] == distinct
     assert fine["redundant_prefix_share"] == round(1 - distinct / sum(lengths), 6)
     json.dumps(report)
+
+
+def test_prepare_counts_the_same_distinct_tokens(opened, make_rows, tmp_path, tokenizer):
+    """Of a corpus whose "source" names the data set: a record is what has one question, too."""
+    rows = [{**row, "source": "set"} for row in ROWS]
+    path = make_rows(tmp_path / "rows.jsonl", rows)
+    counts = TokenCounts(Encoder(tokenizer, unlimited(ENCODING)), ENCODING.max_length)
+    for trajectory in read(path):
+        counts.add(trajectory)
+    fine = opened(path).report["granularities"]["1"]
+    assert fine["records"] > 1
+    assert counts.as_dict()["distinct"] == fine["tokens_distinct"]
 
 
 def test_what_is_cut_and_what_is_skipped_is_counted_with_its_reason(opened, make_rows, tmp_path, tokenizer):
@@ -257,7 +270,7 @@ def test_the_order_of_a_record_is_depth_first(opened):
 
 
 def test_a_record_without_end_is_stored_as_several(opened, make_rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_build, "_LARGEST_RECORD", 4)
+    monkeypatch.setattr(corpus_build, "LARGEST_RECORD", 4)
     monkeypatch.setattr(corpus_build, "_BATCH", 3)
     rows = [{"prompt": "a", "completions": [str(i)], "labels": [1], "source": "r"} for i in range(10)]
     corpus = opened(make_rows(tmp_path / "many.jsonl", rows), granularities=GranularityConfig())

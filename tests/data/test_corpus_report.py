@@ -134,7 +134,7 @@ def test_batches_do_not_change_the_counts(monkeypatch, batch: int, largest: int)
 
 
 def test_a_record_without_end_is_counted_in_parts(monkeypatch) -> None:
-    monkeypatch.setattr(corpus_report, "_LARGEST_RECORD", 2)
+    monkeypatch.setattr(corpus_report, "LARGEST_RECORD", 2)
     monkeypatch.setattr(corpus_report, "_BATCH", 2)
     same = [Trajectory("q", ("a",), [1], "f:1")] * 6
     assert counted(same, 100)["distinct"] == 3 * 3
