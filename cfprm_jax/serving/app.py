@@ -1,7 +1,7 @@
 """The ASGI application: routes, limits, and what a client that leaves has cancelled.
 
-The event loop reads and writes; one thread makes tokens of requests, and another (:mod:`cfprm_jax.serving.worker`)
-owns the device.
+The event loop reads and writes; one thread parses requests and makes tokens of them, and another
+(:mod:`cfprm_jax.serving.worker`) owns the device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,6 +32,8 @@ from cfprm_jax.serving.errors import RequestError
 from cfprm_jax.serving.metrics import CONTENT_TYPE, Metrics
 from cfprm_jax.serving.sequences import SequenceEncoder
 from cfprm_jax.serving.worker import Worker
+
+_T = TypeVar("_T")
 
 _OPEN = ("/health",)
 """Routes without a token: those that an orchestrator probes."""
@@ -146,28 +148,28 @@ class Service:
             raise RequestError(401, "a bearer token is required", headers={"WWW-Authenticate": "Bearer"})
 
     async def _steps(self, request: Request) -> Response:
-        parsed = requests.steps_request(await self._body(request))
+        parsed = await self._parsed(request, requests.steps_request)
         sequences, outputs = await self._outputs(request, parsed.model, lambda: self._encoder.steps(parsed))
         return _json(answers.steps(parsed, sequences, outputs))
 
     async def _pooling(self, request: Request) -> Response:
-        parsed = requests.pooling_request(await self._body(request))
+        parsed = await self._parsed(request, requests.pooling_request)
         sequences, outputs = await self._outputs(request, parsed.model, lambda: self._encoder.marked(parsed, "input"))
         return _json(answers.pooling(parsed, sequences, outputs, self._envelope("pool")))
 
     async def _classify(self, request: Request) -> Response:
-        parsed = requests.classify_request(await self._body(request))
+        parsed = await self._parsed(request, requests.classify_request)
         sequences, outputs = await self._outputs(request, parsed.model, lambda: self._encoder.marked(parsed, "input"))
         return _json(answers.classify(parsed, sequences, outputs, self._envelope("classify")))
 
     async def _value(self, request: Request) -> Response:
-        parsed = requests.value_request(await self._body(request))
+        parsed = await self._parsed(request, requests.value_request)
         _, outputs = await self._outputs(request, parsed.model, lambda: self._encoder.marked(parsed, "input_str"))
         return _json(answers.value(parsed, outputs))
 
     async def _address(self, request: Request) -> Response:
         """Where OpenR's clients find the worker: here. An unknown model has no address, as at FastChat's controller."""
-        name = requests.address_request(await self._body(request))
+        name = await self._parsed(request, requests.address_request)
         return _json({"address": str(request.base_url).rstrip("/") if name == self.name else ""})
 
     async def _models(self, request: Request) -> Response:
@@ -184,8 +186,19 @@ class Service:
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.name}
 
-    async def _body(self, request: Request) -> requests.Json:
-        """The JSON object of a request's body, of bounded size, depth and time."""
+    async def _parsed(self, request: Request, parse: Callable[[requests.Json], _T]) -> _T:
+        """What parse makes of a request's body, of bounded size, depth and time.
+
+        It is decoded and parsed in the thread that makes tokens: megabytes of JSON would hold up the event loop.
+        """
+        body = await self._body(request)
+        depth = self.limits.depth
+        return await asyncio.get_running_loop().run_in_executor(
+            self._encoding, lambda: parse(requests.decode(body, depth))
+        )
+
+    async def _body(self, request: Request) -> bytes:
+        """The bytes of a request's body."""
         most = self.limits.body_bytes
         too_large = RequestError(413, f"the body is over {most:,} bytes", headers={"Connection": "close"})
         announced = request.headers.get("content-length", "")
@@ -203,7 +216,7 @@ class Service:
             raise RequestError(
                 408, f"the body was not there after {self.limits.body_seconds:g} s", headers={"Connection": "close"}
             ) from error
-        return requests.decode(b"".join(parts), self.limits.depth)
+        return b"".join(parts)
 
     async def _outputs(
         self, request: Request, model: str | None, encode: Callable[[], list[Tokens]]
