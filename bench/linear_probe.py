@@ -30,6 +30,7 @@ from common import write_json
 from jaxtyping import Float, Int
 
 from cfprm_jax import flags
+from cfprm_jax.config import LARGEST_SEED
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.options import ExperimentConfig, base_options
@@ -38,7 +39,7 @@ from cfprm_jax.inference import trunk
 from cfprm_jax.inference.loaded import LoadedPRM
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.inference.trunk import CachedTrunk, TrunkComputation, unit_of
-from cfprm_jax.options import option
+from cfprm_jax.options import option, whole_number
 from cfprm_jax.run import inputs
 from cfprm_jax.run.evaluation import auroc
 from cfprm_jax.sharding import session
@@ -84,6 +85,7 @@ class States:
         if not base.frozen.cached:
             raise UserError("--frozen_layers and --cache_frozen are required: the probe reads what the cache holds")
         sources = inputs.materialise(base, directory)
+        base = inputs.adopt_prm_options(base, sources, print)
         network = inputs.open_network(base, sources, opened.mesh)
         vocabulary = network.config.backbone.vocab_size
         tokenizer = load_tokenizer(sources.model, base.encoding.marker, vocabulary)
@@ -187,7 +189,9 @@ def chosen_penalty(train: Steps, weight: np.ndarray, seed: int) -> float:
 
 def main(config: ProbeConfig) -> None:
     """Runs the bench."""
-    seed = int(config.seeds[0])
+    if not config.seeds:
+        raise UserError("--seeds is empty: expected a whole number, which draws folds")
+    seed = whole_number(config.seeds[0], "--seeds", 0, LARGEST_SEED)
     with session.opened(config.device, print) as opened, tempfile.TemporaryDirectory() as directory:
         states, real = States(config, opened, pathlib.Path(directory)), config.real
         numbers = {TRAIN: (config.train_data, real.train_records, real.record_tokens)}
@@ -232,4 +236,4 @@ def main(config: ProbeConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(flags.parse(ProbeConfig, sys.argv))
+    sys.exit(flags.run(ProbeConfig, main))

@@ -76,7 +76,11 @@ def read(paths: Paths) -> list[Step]:
             if row.data is None:
                 raise UserError(f"{file.name}:{row.line}: {row.reason}")
             data: dict[str, Any] = row.data
-            steps, rated = data["completions"], data.get("redundancy") or []
+            steps, rated = data.get("completions"), data.get("redundancy") or []
+            if "prompt" not in data or not isinstance(steps, list) or len(rated) not in (0, len(steps)):
+                raise UserError(
+                    f'{file.name}:{row.line}: expected "prompt", "completions" and as many numbers of "redundancy"'
+                )
             scored = {"redundancy": data.get("step_redundancy"), "lowness": data.get("step_scores")}
             for place, target in enumerate(rated):
                 own = (data["prompt"], *steps[: place + 1])
@@ -163,7 +167,10 @@ def main(config: PairsConfig) -> None:
     found = pairs(held_out)
     if not found:
         raise UserError(f"{', '.join(config.scores)}: no prefix is followed by a redundant and by a useful step")
-    columns = {name: np.array([one.scores[name] for one in held_out]) for name in held_out[0].scores}
+    names = held_out[0].scores.keys()
+    if any(one.scores.keys() != names for one in held_out):
+        raise UserError(f"{', '.join(config.scores)}: not all rows have the same scores: expected those of one PRM")
+    columns = {name: np.array([one.scores[name] for one in held_out]) for name in names}
     own = np.array([features(one) for one in held_out])
     columns |= {name: own[:, place] for place, name in enumerate(FEATURES)}
     columns["text"] = text_model(train, held_out)
@@ -183,4 +190,4 @@ def main(config: PairsConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(flags.parse(PairsConfig, sys.argv))
+    sys.exit(flags.run(PairsConfig, main))

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import pathlib
+import runpy
 import shutil
 import sys
 import types
@@ -178,6 +179,43 @@ def test_the_log_of_a_start_is_parsed(bench: types.SimpleNamespace) -> None:
 def test_a_start_that_fails_raises_its_reason(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-flag"):
         bench.startup.start(["--no-such-flag=1"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("linear_probe", ["--seeds="], "--seeds is empty"),
+        ("linear_probe", ["--seeds=one"], "--seeds: 'one' is not a whole number"),
+        ("linear_probe", ["--state_of=nothing"], "--state_of=nothing is not among"),
+        ("redundancy_pairs", [], "--scores and --train are required"),
+        ("redundancy_pairs", ["--scores=absent.jsonl", "--train=absent.jsonl"], "absent.jsonl"),
+    ],
+)
+def test_errors_of_users_are_one_line(
+    bench, monkeypatch, capsys, name: str, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "bench" / f"{name}.py"), run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith("error: ") and message in line
+
+
+def test_rows_without_their_fields_are_errors(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for damaged in (
+        {"prompt": "q"},
+        {"completions": ["a"]},
+        {"prompt": "q", "completions": ["a"], "redundancy": [1, 0]},
+    ):
+        path.write_text(json.dumps(damaged) + "\n")
+        with pytest.raises(UserError, match=r'rows.jsonl:1: expected "prompt", "completions"'):
+            bench.redundancy_pairs.read([str(path)])
+    rows = [{"prompt": "q", "completions": [text], "redundancy": [kind]} for text, kind in (("a", 1), ("b", 0))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], {**rows[1], "step_scores": [0.5]})))
+    config = bench.redundancy_pairs.PairsConfig(scores=(str(path),), train=(str(path),))
+    with pytest.raises(UserError, match="not all rows have the same scores"):
+        bench.redundancy_pairs.main(config)
 
 
 def test_redundancy_is_compared_after_the_same_prefix(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
