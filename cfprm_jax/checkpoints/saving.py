@@ -216,6 +216,15 @@ def newest(output_dir: pathlib.Path) -> int | None:
     return max(retention.complete(output_dir / CHECKPOINTS), default=None)
 
 
+def is_run(path: str | pathlib.Path) -> bool:
+    """Whether a path is a run directory of train, its folder of checkpoints, or one of these, including RUN/best.
+
+    Another directory in a folder that happens to be called so, such as an export, is none.
+    """
+    path = pathlib.Path(path).resolve()
+    return _is_checkpoint(path) or path.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir()
+
+
 def locate(path: str | pathlib.Path) -> tuple[pathlib.Path, int]:
     """(run directory, step) of a run directory (its newest checkpoint) or of one of its checkpoints/STEP.
 
@@ -232,7 +241,7 @@ def candidates(path: str | pathlib.Path) -> tuple[pathlib.Path, list[int]]:
         path, f"{path} is neither a run directory of train with a checkpoint nor one of its {CHECKPOINTS}/STEP"
     )
     path = pathlib.Path(path).resolve()
-    if path.parent.name == CHECKPOINTS and path.name.isdigit():
+    if _is_checkpoint(path):
         run, steps = path.parent.parent, [int(path.name)] if path.is_dir() else []
     else:
         run = path.parent if path.name == CHECKPOINTS else path
@@ -242,6 +251,10 @@ def candidates(path: str | pathlib.Path) -> tuple[pathlib.Path, list[int]]:
             f"{path} is neither a run directory of train with a checkpoint nor one of its {CHECKPOINTS}/STEP"
         )
     return run, steps
+
+
+def _is_checkpoint(path: pathlib.Path) -> bool:
+    return path.parent.name == CHECKPOINTS and path.name.isdigit()
 
 
 def require_prm_directory(path: str | pathlib.Path, otherwise: str = "") -> None:

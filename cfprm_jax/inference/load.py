@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from cfprm_jax.checkpoints.prm_file import read_prm
-from cfprm_jax.checkpoints.retention import CHECKPOINTS
-from cfprm_jax.checkpoints.saving import require_prm_directory
+from cfprm_jax.checkpoints.saving import is_run, require_prm_directory
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.data.steps import SplitCounts
@@ -98,12 +97,6 @@ def require_one_prm(model: str, checkpoint: str) -> None:
     """UserError unless exactly one of --model and --checkpoint is set."""
     if bool(model) == bool(checkpoint):
         raise UserError("expected either --model (a Hugging Face directory) or --checkpoint (a run of train)")
-
-
-def is_run(path: pathlib.Path) -> bool:
-    """Whether a directory is a run of train or one of its checkpoints, including RUN/best."""
-    target = path.resolve()
-    return target.name == CHECKPOINTS or target.parent.name == CHECKPOINTS or (path / CHECKPOINTS).is_dir()
 
 
 def encoding_of(path: str | pathlib.Path, encoding: str = "auto", step_separator: str = "") -> Recognised:

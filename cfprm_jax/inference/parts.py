@@ -16,7 +16,7 @@ from typing import Any
 
 from cfprm_jax.checkpoints.model_files import MODEL
 from cfprm_jax.checkpoints.retention import CHECKPOINTS
-from cfprm_jax.checkpoints.saving import locate, require_prm_directory
+from cfprm_jax.checkpoints.saving import is_run, locate, require_prm_directory
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.row_file import FREE_FLAGS, RESOLVED, RowFile, open_rows
@@ -159,7 +159,7 @@ def model_fingerprint(model: str) -> str:
     """
     path = pathlib.Path(model)
     require_prm_directory(path)
-    if path.name != CHECKPOINTS and path.parent.name != CHECKPOINTS and not (path / CHECKPOINTS).is_dir():
+    if not is_run(path):
         return digests.of_paths([path])
     run, step = locate(path)
     return digests.of_paths([run / MODEL, run / CHECKPOINTS / str(step)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -73,6 +74,25 @@ def test_an_export_a_run_and_a_checkpoint_score_alike(exported, run, expected):
         assert isinstance(scores, list) and all(type(score) is float for score in scores)
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
     assert cfprm_jax.load(run / "checkpoints" / "1").score(QUESTION, STEPS) == [0.5] * 3
+
+
+def test_a_folder_called_checkpoints_makes_no_run_of_an_export(exported, run, expected, tmp_path):
+    directory = tmp_path / "checkpoints" / "prm"
+    shutil.copytree(exported, directory)
+    np.testing.assert_allclose(cfprm_jax.load(directory).score(QUESTION, STEPS), expected, rtol=1e-5, atol=1e-6)
+    assert model_fingerprint(str(directory)) == model_fingerprint(str(exported))
+    assert [saving.is_run(run / name) for name in ("", "checkpoints", "checkpoints/1", "model")] == [True] * 3 + [False]
+
+
+def test_the_best_checkpoint_is_the_one_that_it_links_to(run, tmp_path):
+    for name in ("checkpoints", "model"):
+        (tmp_path / name).symlink_to(run / name)
+    (tmp_path / "best").symlink_to("checkpoints/1")
+    prints = [model_fingerprint(f"{tmp_path}/{name}") for name in ("best", "checkpoints/1", "checkpoints/2")]
+    assert prints[0] == prints[1] != prints[2]
+    # Events and outputs that come into a run's directory are no part of its PRM.
+    (tmp_path / "events.out.tfevents.1").write_text("new")
+    assert model_fingerprint(str(tmp_path)) == prints[2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
