@@ -134,6 +134,31 @@ def test_it_resumes_to_the_same_end(tiny, run):
         run_here(tiny.arguments("copy", **{**options, "frozen_layers": 1}))
 
 
+@pytest.mark.parametrize("gone", ["weights", "directory"])
+def test_where_nothing_is_frozen_a_resume_needs_no_weights(gone, tiny, run, capsys):
+    """With the command of the start, of which the encoding is not a part: it was a PRM's, whose head went, too."""
+    origin = tiny.directory / f"origin_{gone}"
+    given = [f"--checkpoint={run}", f"--output_dir={origin}", "--dtype=float32"]
+    assert flags.run(export.ExportConfig, export.main, ["export", *given]) == 0
+    options = {**OPTIONS, "frozen_layers": 0, "model": origin, "max_steps": 2, "checkpoint_every": 1}
+    given = [flag for flag in tiny.arguments(f"plain_{gone}", **options) if "system_prompt" not in flag]
+    assert run_here(given) == 0
+    whole = tiny.directory / f"plain_{gone}"
+    copy = shutil.copytree(whole, tiny.directory / f"plain_{gone}_again")
+    shutil.rmtree(copy / "checkpoints" / "2")
+    if gone == "directory":
+        shutil.rmtree(origin)
+    else:
+        (origin / "model.safetensors").unlink()
+    capsys.readouterr()
+    again = [f"--output_dir={copy}", "--resume=auto"]
+    assert run_here([*given, *again]) == 0
+    assert f"are gone and not needed; {copy / 'model'} has the rest" in capsys.readouterr().out
+    same_result(whole, copy)
+    with pytest.raises(UserError, match=f"model was {origin} and is {origin}_other"):
+        run_here([*given, *again, f"--model={origin}_other"])
+
+
 @pytest.mark.parametrize("format", ["token_classification", "process_reward_model", "reward_model"])
 def test_every_export_has_all_weights(format, tiny, run, tmp_path):
     given = [f"--checkpoint={run}", f"--output_dir={tmp_path / 'out'}", "--dtype=float32", f"--format={format}"]

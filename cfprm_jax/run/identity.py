@@ -24,7 +24,7 @@ _OF_NO_EFFECT = ("attention", "remat", "accumulation", "deterministic")
 
 
 def model_content(sources: Sources, raw: dict[str, Any]) -> str | None:
-    """A digest of the backbone's weights and config.json; None if its weights are gone, which a resume does not need.
+    """A digest of the backbone's weights and config.json; None if its weights are gone (:attr:`Sources.kept`).
 
     Args:
       raw: config.json.

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
+from cfprm_jax.checkpoints import model_files, retention
+from cfprm_jax.checkpoints.model_files import MODEL
 from cfprm_jax.data.candidates import Question, read_candidates
 from cfprm_jax.data.formats import files
 from cfprm_jax.errors import UserError
@@ -35,6 +37,7 @@ class Sources(NamedTuple):
     train: tuple[str, ...]
     held_out: tuple[str, ...]  # empty: a share of the questions of train
     candidates: str
+    kept: bool = False  # model is that of the resumed run's own directory, without weights
 
 
 class Network(NamedTuple):
@@ -60,14 +63,13 @@ def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
 
     Synthetic files are written into output_dir/synthetic, the same for the same seed; of a run on other data, only
     those of the network.
+
+    Raises:
+      UserError: a model named as on the hub that cannot be had.
     """
-    sources = Sources(
-        pathlib.Path(hub.local_directory(config.model.model)),
-        config.model.init,
-        config.train_data,
-        config.eval.eval_data,
-        config.eval.bon_candidates,
-    )
+    directory, kept = _model_directory(config, output_dir)
+    given = (config.train_data, config.eval.eval_data, config.eval.bon_candidates)
+    sources = Sources(directory, config.model.init, *given, kept=kept)
     synthetic_data = config.train_data == (SYNTHETIC,)
     if not (synthetic_data or SYNTHETIC in (config.model.model, config.eval.bon_candidates)):
         return sources
@@ -86,20 +88,57 @@ def materialise(config: TrainConfig, output_dir: pathlib.Path) -> Sources:
     return sources
 
 
+def _model_directory(config: TrainConfig, output_dir: pathlib.Path) -> tuple[pathlib.Path, bool]:
+    """The directory of --model; or RUN/model, and True, if it is gone and the run can be resumed without it.
+
+    Checkpoints hold all weights but frozen ones. Of the directory a resume needs config.json and tokenizer alone, which
+    the run has.
+    """
+    own = output_dir / MODEL
+    fixed = config.lora.lora_rank or config.frozen.frozen_layers or config.model.model == SYNTHETIC
+    resumed = config.run.resume != "never" and bool(retention.complete(output_dir / retention.CHECKPOINTS))
+    spare = resumed and not fixed and (own / "config.json").is_file()
+    try:
+        directory = pathlib.Path(hub.local_directory(config.model.model))
+    except UserError:
+        if not spare:
+            raise
+        return own, True
+    lacking = not (directory / "config.json").is_file() or (config.model.init != "random" and not _weights(directory))
+    return (own, True) if spare and lacking else (directory, False)
+
+
+def _weights(directory: pathlib.Path) -> bool:
+    """Whether a directory has files of weights, in any format."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return any(name.endswith((".safetensors", *_OTHERS_WEIGHTS)) for name in names)
+
+
 def adopt_prm_options(config: TrainConfig, sources: Sources, log: LogLine) -> TrainConfig:
-    """For a warm start from a PRM: the options with head and encoding taken from its directory.
+    """For a warm start from a PRM, or a resume without it: the options with head and encoding of its directory.
 
     Raises:
       UserError: the directory has no weights, or options that do not fit the PRM.
     """
+    if sources.kept:
+        model_files.check_model(sources.model)
+        model, encoding = warm_start.adopt_own(sources.model, config.model, config.encoding, config.given)
+        gone = f"the weights of --model={config.model.model} are gone and not needed"
+        log(f"resume      {gone}; {sources.model} has the rest")
+        return dataclasses.replace(config, model=model, encoding=encoding)
     if sources.init == "random":
         return config
-    names = {path.name for path in sources.model.iterdir()} if sources.model.is_dir() else set()
-    if "config.json" in names and not any(name.endswith((".safetensors", *_OTHERS_WEIGHTS)) for name in names):
+    if (sources.model / "config.json").is_file() and not _weights(sources.model):
         loading.read_config(sources.model)  # whose errors come first
+        frozen = config.lora.lora_rank or config.frozen.frozen_layers
         raise UserError(
             f"--model={sources.model} has a config.json and no weights (model.safetensors or "
-            "model.safetensors.index.json); --init=random trains such a network from random weights"
+            "model.safetensors.index.json); "
+            + (
+                "the frozen ones are in no checkpoint"
+                if frozen
+                else "--init=random trains such a network from random weights"
+            )
         )
     adopted = warm_start.adopt(sources.model, config.model, config.encoding, config.given, config.loss.redundancy)
     for line in adopted.lines:

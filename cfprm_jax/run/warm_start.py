@@ -73,3 +73,20 @@ def adopt(
     lines.append(f"marker {encoding.marker!r}, step separator '{encoding.step_separator}'")
     lines.append(f"system prompt {encoding.system_prompt!r}")
     return Adopted(dataclasses.replace(model, head=head), encoding, tuple(lines))
+
+
+def adopt_own(
+    directory: pathlib.Path, model: ModelConfig, encoding: EncodingConfig, given: Collection[str]
+) -> tuple[ModelConfig, EncodingConfig]:
+    """The options of a run that is resumed from its own model/: head and encoding from there, unless a flag sets them.
+
+    Raises:
+      UserError: a field of prm.json is not what train writes.
+    """
+    meta, theirs = read_prm(directory)
+    if "head" not in given:
+        model = dataclasses.replace(model, head=meta.get("head", model.head))
+    if theirs is not None:
+        own = {name: getattr(theirs, name) for name in ("marker", *_TEXT) if name not in given}
+        encoding = dataclasses.replace(encoding, **own)
+    return model, encoding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import shutil
 
 import jax
 import pytest
@@ -121,6 +122,25 @@ def test_a_directory_without_weights_trains_from_random_ones_alone(tiny, tmp_pat
     config = flags.parse(TrainConfig, ["train", *given])
     with pytest.raises(UserError, match=r"--model=.*model has a config.json and no weights .*; --init=random trains"):
         inputs.adopt_prm_options(config, inputs.materialise(config, tmp_path), print)
+
+
+def test_a_model_that_cannot_be_had_is_the_runs_own_on_resume(tiny, tmp_path, monkeypatch) -> None:
+    """As on a machine without the hub's cache and without a network; with a checkpoint and nothing frozen alone."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shutil.copytree(tiny.directory / "model", tmp_path / "model")
+    given = [*tiny.arguments("nothing"), "--init=pretrained", "--model=owner/name", "--resume=auto"]
+
+    def directory(*options: str) -> pathlib.Path:
+        config = flags.parse(TrainConfig, ["train", *given, *options])
+        return inputs.materialise(config, tmp_path).model
+
+    with pytest.raises(UserError, match="--model=owner/name is not a directory, and downloading"):
+        directory()
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    assert directory() == tmp_path / "model"
+    for option in ("--resume=never", "--lora_rank=2", "--frozen_layers=1"):
+        with pytest.raises(UserError, match="--model=owner/name is not a directory, and downloading"):
+            directory(option)
 
 
 def test_the_synthetic_network_for_other_data(tmp_path) -> None:
