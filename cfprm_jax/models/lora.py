@@ -119,11 +119,6 @@ def init_adapters(specs: Mapping[str, Any], key: jax.Array) -> dict[str, Any]:
     return map_tree(lambda path, spec: init_param(path, spec, key, jnp.float32), {"backbone": specs["backbone"]})
 
 
-def frozen_specs(config: PRMConfig) -> dict[str, Any]:
-    """Specs of what is not trained."""
-    return {"backbone": param_specs(config)["backbone"]}
-
-
 def combine(frozen: Params, trainable: Params, scale: float) -> dict[str, Any]:
     """Both in one, for the forward pass; the scale goes into lora_b. Without anything frozen, the trainable part."""
 

@@ -182,15 +182,10 @@ def param_dtype(spec: ParamSpec, dtype: Any) -> Any:
     return jnp.dtype(spec.dtype or dtype)
 
 
-def abstract_params(config: PRMConfig, dtype: Any = jnp.float32, shardings: Params | None = None) -> dict[str, Any]:
-    """The parameters as jax.ShapeDtypeStruct, with shardings (same structure) if given."""
-    return abstract_tree(param_specs(config), dtype, shardings)
-
-
 def abstract_tree(
     specs: Mapping[str, Any], dtype: Any = jnp.float32, shardings: Params | None = None
 ) -> dict[str, Any]:
-    """Map over any nested dict of specs."""
+    """The parameters of a nested dict of specs as jax.ShapeDtypeStruct, with shardings (same structure) if given."""
 
     def one(path: str, spec: ParamSpec) -> jax.ShapeDtypeStruct:
         sharding = None if shardings is None else lookup(shardings, path)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
-from cfprm_jax.models.parameters import abstract_params, init_params, lookup, map_specs, param_specs, walk
+from cfprm_jax.models.parameters import abstract_tree, init_params, lookup, map_specs, param_specs, walk
 
 CONFIG = PRMConfig(BackboneConfig(97, 64, 96, 3, 4, 2, 16, initializer_range=0.05))
 
@@ -23,7 +23,7 @@ def test_abstract_and_fresh_agree(head, dtype):
     config = dataclasses.replace(CONFIG, head=head)
     fresh = init_params(config, jax.random.key(0), dtype)
     described = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
-    assert described(fresh) == described(abstract_params(config, dtype))
+    assert described(fresh) == described(abstract_tree(param_specs(config), dtype))
     assert {leaf.dtype for leaf in jax.tree.leaves(fresh["head"])} == {jnp.dtype(jnp.float32)}
     assert {leaf.dtype for leaf in jax.tree.leaves(fresh["backbone"])} == {jnp.dtype(dtype)}
 
@@ -63,6 +63,6 @@ def test_init_under_jit_is_born_sharded():
     # Compiled and not, the last bit of the normal distribution's inverse may differ.
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), sharded, unsharded)
     assert (
-        abstract_params(CONFIG, shardings=shardings)["backbone"]["embedding"].sharding
+        abstract_tree(param_specs(CONFIG), shardings=shardings)["backbone"]["embedding"].sharding
         == shardings["backbone"]["embedding"]
     )

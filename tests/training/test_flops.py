@@ -13,7 +13,7 @@ from cfprm_jax.data.row_shapes import RowShapes
 from cfprm_jax.models import prm
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.lora import Lora
-from cfprm_jax.models.parameters import abstract_params
+from cfprm_jax.models.parameters import abstract_tree, param_specs
 from cfprm_jax.models.partition import Partition
 from cfprm_jax.training import flops
 
@@ -58,7 +58,8 @@ def test_forward_against_xla(head: str) -> None:
     config = PRMConfig(BackboneConfig(512, 256, 1024, 1, 4, 2, 64), head=head, remat="none", dtype="float32")
     rows, length = 1, 128
     shape = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    compiled = jax.jit(lambda p, *batch: prm.apply(config, p, *batch)).lower(abstract_params(config), *[shape] * 3)
+    params = abstract_tree(param_specs(config))
+    compiled = jax.jit(lambda p, *batch: prm.apply(config, p, *batch)).lower(params, *[shape] * 3)
     counted = compiled.compile().cost_analysis()["flops"]
     assert flops.train_flops(config, rows * length, rows * length**2) / 3 == pytest.approx(counted, rel=0.03)
 
