@@ -44,23 +44,28 @@ _JUDGED = re.compile(
     re.IGNORECASE,
 )
 _FILLING = re.compile(
-    r"(?:therefore|thus|hence|then|so|simply|just|exactly|approximately|about|roughly|clearly|indeed|given by|equal to|"
-    r"the following|as follows)\b[\s,:]*",
+    r"(?:[ *_`:=]*+(?:therefore|thus|hence|then|so|simply|just|exactly|approximately|about|roughly|clearly|indeed|"
+    r"given by|equal to|the following|as follows)\b[\s,:]*+)*+[ *_`:=]*+",
     re.IGNORECASE,
 )
 _DISPLAYED = re.compile(r"\s*(?:\$\$(?P<dollars>.+?)\$\$|\\\[(?P<brackets>.+?)\\\])", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<![0-9]\.)(?<!\b[ap]\.m)[.!?](?=[\s*_`\"')\]]*(?:\s|$))|\n")
+# White space is taken whole, from its beginning: of every place in a long run of it, each way would be tried.
 _CLAUSE = re.compile(
-    r",?\s+(?:because|since|so that|given that)\b.*|"
-    r"[,;]\s*(?:which|so|as|not|where|that|meaning|but|i\.e\.|e\.g\.|namely)\b.*|"
-    r"\s+--?\s+[a-zA-Z].*",
+    r"(?:,|(?<!\s))\s++(?:because|since|so that|given that)\b.*|"
+    r"[,;]\s*+(?:which|so|as|not|where|that|meaning|but|i\.e\.|e\.g\.|namely)\b.*|"
+    r"(?<!\s)\s++--?\s++[a-zA-Z].*",
     re.IGNORECASE | re.DOTALL,
 )
 _MARKS = re.compile(r"\*\*|__|`+")
 _CLOSING = re.compile(
     r"(?:\b(?:is|are|equals)\b|=)\s*"
-    r"(?P<value>[-+\u2212]?\\?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?\s*%?(?: [a-zA-Z°/]+){0,2})[.!]?\s*$"
+    r"(?P<value>[-+\u2212]?\\?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?"
+    r"(?:\s*+%(?: [a-zA-Z°/]++){0,2}|\s*+(?<= )[a-zA-Z°/]++(?: [a-zA-Z°/]++)?|\s*+))[.!]?\s*+$"
 )
+_BRACE = re.compile(r"[{}]")
+# Statements of an answer that are looked at, from the end, until one does more than judge: each to the end of its sentence.
+_MOST_STATEMENTS = 32
 _NUMBER = re.compile(r"[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
@@ -90,9 +95,8 @@ def extract(candidate: Candidate, dataset: str | None = None) -> str | None:
         stated = [match.end() for match in marker.finditer(text)]
         if stated:
             return bare(text[stated[-1] :].strip().partition("\n")[0]) or None
-    values = [value for match in _STATED.finditer(text) if (value := _value(text[match.end() :]))]
-    if values:
-        return next((value for value in reversed(values) if not _JUDGED.match(value)), values[-1])
+    if stated_answer := _stated(text):
+        return stated_answer
     if dataset is not None and dataset.lower().startswith("gsm"):
         numbers = _NUMBER.findall(text)
         return numbers[-1] if numbers else None
@@ -120,28 +124,37 @@ def bare(answer: str) -> str:
 
 def _boxed(text: str) -> str | None:
     """What the last box holds, and those that are joined to it."""
-    boxes: list[tuple[int, int, str]] = []
-    for match in _BOXED.finditer(text):
-        inside = _until_closed(text[match.end() :]) if match["brace"] else match["one"]
-        if inside is not None and bare(inside):
-            end = match.end() + len(inside) + 1 if match["brace"] else match.end()
-            boxes.append((match.start(), end, inside))
-    if not boxes:
-        return None
-    joined = [boxes[-1]]
-    for box in reversed(boxes[:-1]):
-        between = text[box[1] : joined[0][0]]
-        if not _JOINED.fullmatch(between) or box[2] in [inside for _, _, inside in joined]:
+    closed = _closed(text)
+    joined: dict[str, None] = {}
+    following = 0  # where the box after this one begins
+    for match in reversed(list(_BOXED.finditer(text))):
+        end = closed.get(match.end()) if match["brace"] else match.end()
+        if end is None:
+            continue
+        inside = text[match.end() : end - 1] if match["brace"] else match["one"]
+        if not bare(inside):
+            continue
+        if joined and (inside in joined or not _JOINED.fullmatch(text[end:following])):
             break
-        joined.insert(0, box)
-    return ", ".join(inside for _, _, inside in joined) if len(joined) > 1 else joined[0][2]
+        joined[inside], following = None, match.start()
+    return ", ".join(reversed(joined)) if joined else None
+
+
+def _stated(text: str) -> str | None:
+    """What the last statement of an answer gives that does not only judge it, else the last."""
+    last = None
+    for match in list(_STATED.finditer(text))[: -_MOST_STATEMENTS - 1 : -1]:
+        if value := _value(text[match.end() :]):
+            if not _JUDGED.match(value):
+                return value
+            last = last or value
+    return last
 
 
 def _value(rest: str) -> str | None:
     """The answer that a statement gives, from the text after its verb."""
-    rest = rest.lstrip(" *_`:=")
-    while filling := _FILLING.match(rest):
-        rest = rest[filling.end() :].lstrip(" *_`:=")
+    filling = _FILLING.match(rest)
+    rest = rest[filling.end() :] if filling else rest
     if displayed := _DISPLAYED.match(rest):
         return bare(displayed["dollars"] or displayed["brackets"]) or None
     rest = rest.lstrip()
@@ -154,11 +167,12 @@ def reference(answer: str) -> str:
     return answer.rpartition("####")[2].strip()
 
 
-def _until_closed(text: str) -> str | None:
-    """The text up to the brace that closes the one before it; None if there is no such brace."""
-    depth = 1
-    for place, character in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return text[:place]
-    return None
+def _closed(text: str) -> dict[int, int]:
+    """The ends of all pairs of braces: from behind the opening one to behind the closing one."""
+    closed, opened = dict[int, int](), list[int]()
+    for match in _BRACE.finditer(text):
+        if match[0] == "{":
+            opened.append(match.end())
+        elif opened:
+            closed[opened.pop()] = match.end()
+    return closed

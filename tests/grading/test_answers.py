@@ -115,3 +115,34 @@ def test_grade_school_questions_end_in_their_last_number(text, answer):
 def test_the_reference_of_gsm8k_ends_its_solution():
     assert reference("9 * 2 = <<9*2=18>>18 a day.\n#### 18") == "18"
     assert reference(r"\frac{1}{2}") == r"\frac{1}{2}"
+
+
+LONG = 50_000
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 7" + " " * LONG + "because", "7"),
+        ("The answer is 7," + " " * LONG + "which", "7"),
+        ("The answer is 7" + " -" * LONG, "7" + " -" * LONG),
+        (r"\boxed{" * LONG, None),
+        (r"\boxed{" * LONG + "7" + "}" * LONG, "7"),
+        (r"\boxed{7} or " * LONG, "7"),
+        ("the answer is " * LONG + "7", "7"),
+        ("The answer is " + "thus " * LONG + "7", "7"),
+        ("It is 7" + " " * LONG + "!x", None),
+        ("It is 7" + " " * LONG, "7"),
+    ],
+    ids=["clause", "comma", "dashes", "open", "nested", "joined", "statements", "filling", "closing", "closing's end"],
+)
+def test_a_long_text_takes_time_by_its_length(text, answer):
+    """Some of these took minutes, by the square of their length: here they would not end."""
+    assert extract(Candidate(text=text)) == answer
+
+
+def test_the_statement_that_counts_is_looked_for_from_the_end():
+    judged = "We check that the answer is right and that the answer is correct."
+    assert extract(Candidate(text=f"The answer is 7. {judged}")) == "7"
+    assert extract(Candidate(text=f"{judged} Is the answer clear? The answer is wrong.")) == "wrong"
+    assert extract(Candidate(text=r"\boxed{1} or \boxed{2}, and \boxed{} or \boxed{3}")) == "3"
