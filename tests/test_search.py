@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 pytest.importorskip("torch")
@@ -14,12 +16,17 @@ from tiny_policies import write_language_model
 
 import cfprm_jax
 from cfprm_jax import flags, search, synthetic
-from cfprm_jax.config import EncodingConfig
+from cfprm_jax.checkpoints.model_files import write_model
+from cfprm_jax.checkpoints.saving import Checkpoints
+from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
 from cfprm_jax.data.candidates import read_candidates
 from cfprm_jax.data.encoding import load_tokenizer
 from cfprm_jax.huggingface import loading
+from cfprm_jax.inference.load import open_prm
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.models.parameters import init_params
+from cfprm_jax.models.parameters import init_params, param_specs
+from cfprm_jax.training.optimizer import AdamW
+from cfprm_jax.training.step import TrainState
 
 WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=2, solutions_per_problem=2, candidates_per_problem=2)
 
@@ -38,6 +45,31 @@ def prm(tmp_path_factory):
     params, tokenizer = init_params(config, jax.random.key(0)), load_tokenizer(world.model)
     loading.export(directory, params, config, tokenizer, encoding, dtype="float32")
     return directory
+
+
+@pytest.fixture
+def run_of_train(prm, tmp_path):
+    """A run's directory with a checkpoint of step 1, and what saves another one."""
+    directory = tmp_path / "run"
+    loaded = open_prm(prm, "float32")
+    write_model(
+        directory,
+        loaded.config.backbone.to_hf(),
+        loaded.tokenizer,
+        model=ModelConfig(dtype="float32"),
+        encoding=loaded.encoding,
+        loss=LossConfig(),
+        granularity=GranularityConfig(),
+    )
+    optimizer = AdamW(OptimizerConfig(), lambda step: 0.0, param_specs(loaded.config))
+    state = TrainState(*optimizer.init(loaded.params), jnp.int32(1))
+
+    def save(step):
+        with contextlib.closing(Checkpoints(directory, keep=2)) as checkpoints:
+            checkpoints.save(step, state, {}, {"step": step})
+
+    save(1)
+    return directory, save
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +126,25 @@ def test_candidates_with_scores_and_costs(policy, prm, questions, tmp_path, caps
     resumed = [json.loads(line) for line in again.read_text().splitlines()]
     for row, before in zip(resumed, rows, strict=True):
         assert [c["text"] for c in row["candidates"]] == [c["text"] for c in before["candidates"]]
+
+
+def test_a_run_as_reward_is_its_checkpoint_and_nothing_beside_it(policy, run_of_train, questions, tmp_path, capsys):
+    directory, save = run_of_train
+    output = tmp_path / "found.jsonl"
+    assert run(*given(policy, directory, questions, output)) == 0
+    assert f"reward      {directory}, step 1\n" in capsys.readouterr().out
+    assert json.loads((tmp_path / "found.jsonl.config.json").read_text())["resolved"]["step"] == 1
+    whole = output.read_bytes()
+    # As after a kill, with the events of a logger in the directory since.
+    output.rename(tmp_path / "whole.jsonl")
+    (tmp_path / "found.jsonl.partial").write_bytes(whole[: whole.index(b"\n") + 1])
+    (directory / "events.out.tfevents.1").write_text("new")
+    assert run(*given(policy, directory, questions, output), "--resume=auto") == 0
+    assert [row["id"] for row in map(json.loads, output.read_text().splitlines())] == [0, 1]
+    save(2)
+    capsys.readouterr()
+    assert run(*given(policy, directory, questions, output), "--resume=auto") == 2
+    assert "was written with another reward" in capsys.readouterr().err
 
 
 def test_the_policy_of_a_server(policy, prm, questions, tmp_path, capsys) -> None:

@@ -45,15 +45,20 @@ class PRMReward:
 
 
 class ServerReward:
-    """A server of /v1/steps; implements StepReward. How much was cached is not known: computed is requested."""
+    """A server of /v1/steps; implements StepReward. How much was cached is not known: computed is requested.
+
+    Attributes:
+      model: name of the only model that the server lists, which requests then ask for; None if it lists none.
+    """
 
     def __init__(self, url: str, token: str = "", attempts: int = 8) -> None:
-        """Raises UserError when url is none."""
+        """Raises UserError when url is none, or no server is there."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"--reward={url} is no http:// or https:// address")
         self._url, self._token, self._attempts = url.rstrip("/") + "/v1/steps", token, attempts
         self.computed = self.requested = self.calls = 0
+        self.model = self._listed(url.rstrip("/") + "/v1/models")
 
     def score(self, question: str, solutions: Sequence[Sequence[str]]) -> list[Logits]:
         """Step logits; None for a solution without steps, and for one that the server calls too long.
@@ -76,13 +81,11 @@ class ServerReward:
 
     def _ask(self, question: str, solutions: list[list[str]]) -> list[np.ndarray] | None:
         """Step logits of each, or None where the status is 413."""
-        body = json.dumps({"question": question, "solutions": solutions, "logits": True}).encode()
-        headers = {"Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+        named = {} if self.model is None else {"model": self.model}
+        body = json.dumps({"question": question, "solutions": solutions, "logits": True, **named}).encode()
         for attempt in range(self._attempts):
             try:
-                with urllib.request.urlopen(urllib.request.Request(self._url, body, headers), timeout=600) as response:
+                with urllib.request.urlopen(self._request(self._url, body), timeout=600) as response:
                     answer = json.load(response)
                 return self._logits(answer, solutions)
             except urllib.error.HTTPError as error:
@@ -94,6 +97,24 @@ class ServerReward:
                 raise UserError(f"{self._url}: {error}") from error
             time.sleep(min(2.0**attempt / 4, 10.0))
         raise AssertionError
+
+    def _listed(self, url: str) -> str | None:
+        """The name of the server's model; a server of scores need not list any."""
+        try:
+            with urllib.request.urlopen(self._request(url, None), timeout=600) as response:
+                entries = json.load(response)["data"]
+            names = [entry["id"] for entry in entries]
+        except (urllib.error.HTTPError, ValueError, KeyError, TypeError):
+            return None
+        except (OSError, http.client.HTTPException) as error:
+            raise UserError(f"{url}: {error}") from error
+        return names[0] if len(names) == 1 and isinstance(names[0], str) else None
+
+    def _request(self, url: str, body: bytes | None) -> urllib.request.Request:
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        return urllib.request.Request(url, body, headers)
 
     def _logits(self, answer: Any, solutions: list[list[str]]) -> list[np.ndarray]:
         try:

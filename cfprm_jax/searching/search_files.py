@@ -21,6 +21,7 @@ from cfprm_jax.engines.engine import PrefixEncoder, open_tokenizer
 from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
+from cfprm_jax.inference import parts
 from cfprm_jax.inference.candidates import encode_prompts, question_fields
 from cfprm_jax.inference.load import limited, open_configured
 from cfprm_jax.inference.policy import open_policy
@@ -84,7 +85,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
     questions = read_question_files(config.questions)
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
-        "reward": config.reward if remote else digests.of_paths([_existing(config.reward)]),
+        "reward": config.reward if remote else parts.model_fingerprint(_existing(config.reward)),
         "questions": digests.of_paths([file.path for file in files]),
     }
     with (
@@ -104,9 +105,18 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
         parameters: dict[str, int | None] = {"policy_parameters": policy.parameters, "reward_parameters": None}
         if remote:
             reward = ServerReward(config.reward, os.environ.get("CFPRM_API_KEY", ""))
-            separator = config.separator
+            separator, shown = config.separator, config.reward
+            if reward.model is not None:
+                output.require("reward model", reward.model)
+                shown = f"{reward.model} at {config.reward}"
         else:
-            loaded = limited(open_configured(config.reward, config, mesh), 0)
+            loaded = limited(
+                open_configured(config.reward, config, mesh, log=lambda line: log(f"checkpoint  {line}")), 0
+            )
+            step = loaded.meta.get("step")
+            if step is not None:
+                output.require("step", step)
+            shown = f"{config.reward}{'' if step is None else f', step {step:,}'}"
             reward = PRMReward(PrefixScorer(loaded, config.prefix_cache_tokens, mesh=mesh))
             separator = loaded.encoding.separator
             parameters["reward_parameters"] = _size(loaded.params)
@@ -122,7 +132,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             config.keep_duplicates,
         )
         log(
-            f"policy      {policy.text}\nreward      {config.reward}\n"
+            f"policy      {policy.text}\nreward      {shown}\n"
             f"search      {config.method}, n {config.n}, the score read every {config.granularity} steps\n"
             f"questions   {len(questions):,}" + (f"; {output.done:,} were done before" if output.done else "")
         )
@@ -195,9 +205,9 @@ def _open_policy(config: SearchConfig, mesh: Mesh) -> _Policy:
     )
 
 
-def _existing(path: str) -> pathlib.Path:
+def _existing(path: str) -> str:
     require_prm_directory(path, f"--reward={path} is neither a directory of a PRM nor an http:// address")
-    return pathlib.Path(path)
+    return path
 
 
 def _size(params: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from completion_servers import serving
 
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.prefix_scorer import PrefixScorer
@@ -36,5 +37,19 @@ def test_refusals_are_one_line(make_service, serve, solutions) -> None:
         with pytest.raises(UserError, match=r"/v1/steps: status 401") as error:
             ServerReward(url, "wrong").score(question, [steps])
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=rf"{url}/v1/steps: .*refused"):
-        ServerReward(url).score(question, [steps])
+    with pytest.raises(UserError, match=rf"{url}/v1/models: .*refused"):
+        ServerReward(url)
+
+
+def test_the_model_is_the_one_that_the_server_listed(make_service, serve, solutions) -> None:
+    """A server that was started again with another model refuses the requests of a search that began with the first."""
+    question, steps = solutions[0]
+    with serve(make_service()) as client:
+        server = ServerReward(f"http://127.0.0.1:{client.port}")
+        assert server.model == "tiny" and server.score(question, [steps])[0] is not None
+        client.service.name = "another"
+        with pytest.raises(UserError, match=r"status 404: .*'another\\' is"):
+            server.score(question, [steps])
+    # One that lists none is taken without a name.
+    with serving(lambda _: (200, {}), {"error": "no such route"}) as url:
+        assert ServerReward(url.removesuffix("/v1")).model is None
