@@ -199,9 +199,56 @@ def test_consensus_with_a_judge(world, policy, tmp_path, capsys) -> None:
     assert run(world, allowed, *given, source=damaged) == 0
     assert "bad rows    1 skipped" in capsys.readouterr().out
     assert lines(allowed) == lines(kept) and summary(allowed)["bad_rows"][0].startswith("damaged.jsonl:1: ")
+    damaged.write_text(json.dumps({**lines(rolled)[0], "labels": ["x"]}) + "\n")
+    assert run(world, tmp_path / "bad.jsonl", *given[:2], source=damaged) == 2
+    assert "error: damaged.jsonl:1: label 'x' is not a number" in capsys.readouterr().err
     damaged.write_text(rolled.read_text() + rolled.read_text().splitlines()[0])
     assert run(world, tmp_path / "twice.jsonl", *given[:2], source=damaged) == 2
     assert "damaged.jsonl:17: a second row called " in capsys.readouterr().err
+
+
+def test_no_file_is_replaced(world, tmp_path, capsys) -> None:
+    """Neither one that is there, nor an input, whatever --resume says."""
+    labelled, verdicts, there = (tmp_path / f"{name}.jsonl" for name in ("labelled", "verdicts", "there"))
+    labelled.write_text(json.dumps({**STEPWISE, "source": "s", "labels": [1, 0]}) + "\n")
+    verdicts.write_text(json.dumps({"id": "s", "first_error": 1}) + "\n")
+    there.write_text("kept")
+    judging, asking = ("--method=consensus", f"--judge={verdicts}"), ("--method=consensus",)
+    files = {path: path.read_text() for path in (labelled, verdicts, there)}
+
+    def refused(message, output, *arguments):
+        assert run(world, output, *arguments, source=labelled) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+        assert {path: path.read_text() for path in files} == files
+
+    refused(f"--output={there} already exists", there, *judging)
+    refused(f"--write_judge_requests={there} already exists", "", *asking, f"--write_judge_requests={there}")
+    again = "--resume=auto"
+    refused(f"--output={labelled} is also a file of --input", labelled, *judging, again)
+    refused(f"--output={verdicts} is also a file of --judge", verdicts, *judging, again)
+    requests = f"--write_judge_requests={labelled}"
+    refused(f"{requests} is also a file of --input", "", *asking, requests, again)
+    # Rolling, too.
+    refused(f"--output={labelled} is also a file of --input", labelled, "--engine=http://127.0.0.1:9/v1", again)
+    for path, flag in ((labelled, "input"), (verdicts, "completions")):
+        written = (f"--write_requests={path}", f"--completions={tmp_path}/verdict*.jsonl")
+        refused(f"--write_requests={path} is also a file of --{flag}", tmp_path / "out.jsonl", *written)
+    assert run(world, there, *judging, again, source=labelled) == 0
+    assert len(lines(there)) == 1
+
+
+def test_the_prm_of_scored_rows_is_not_their_policy(world, policy, tmp_path, capsys) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(ROW) + "\n")
+    beside = tmp_path / "in.jsonl.config.json"
+    for of, noted in (("input", False), ("questions", True)):
+        beside.write_text(json.dumps({"model": "another", "fingerprint": {"model": "x", of: "y"}}))
+        output = tmp_path / f"{of}.jsonl"
+        with serving(policy) as url:
+            assert run(world, output, f"--engine={url}", "--rollouts=2", source=source) == 0
+        assert ("note        the solutions of in.jsonl are of another" in capsys.readouterr().out) is noted
+        assert (summary(output)["off_policy"] is not None) is noted
 
 
 def test_prepare_takes_what_label_writes(world, policy, tmp_path) -> None:
@@ -330,6 +377,41 @@ def test_shares_merged_are_the_bytes_of_one_process(world, tokenizer, tmp_path, 
     before = merged.stat()
     assert run(world, merged, "--engine=http://127.0.0.1:9", *given, "--resume=auto") == 0
     assert merged.stat() == before and "is complete already" in capsys.readouterr().out
+
+
+def test_a_merge_allows_what_its_parts_or_its_own_flags_do(world, policy, tmp_path, capsys) -> None:
+    """Flags that no row depends on may differ between parts, and change when one is resumed."""
+    source, merged = tmp_path / "in.jsonl", tmp_path / "merged.jsonl"
+    rows = [{**ROW, "id": number, "question": f"start=one+{'two+' * number}one"} for number in range(3)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**ROW, "id": 9, "answer": ""}]))
+
+    def merge(*arguments: str) -> int:
+        given = (f"--merge={tmp_path}/p.*.jsonl", f"--output={merged}", "--resume=auto", *arguments)
+        return flags.run(LabelConfig, label.main, ["label", *given])
+
+    with serving(policy) as url:
+        for share in range(2):
+            given = (f"--engine={url}", "--rollouts=2", "--questions_at_once=1", f"--shard={share}/2")
+            assert run(world, tmp_path / "p.jsonl", *given, source=source) == 2
+            assert "in.jsonl:4: " in capsys.readouterr().err
+            more = ("--max_bad_rows=1", "--grader_processes=1", "--resume=auto")
+            assert run(world, tmp_path / "p.jsonl", *given, *more, source=source) == 0
+    assert merge() == 0
+    assert len(lines(merged)) == 3 and len(summary(merged)["bad_rows"]) == 1
+    assert summary(merged)["config"]["grader_processes"] == 1
+
+
+def test_a_merge_may_allow_more_cut_rollouts_than_its_parts(world, tmp_path, capsys) -> None:
+    """A share with few rollouts does not count by itself, and all of them do."""
+    with serving(lambda body: (200, reply("answer=one", finish="length" if body["seed"] % 5 < 3 else "stop"))) as url:
+        for share in range(8):
+            assert run(world, tmp_path / "p.jsonl", f"--engine={url}", "--rollouts=4", f"--shard={share}/8") == 0
+    merge = ("label", f"--merge={tmp_path}/p.*.jsonl", f"--output={tmp_path}/merged.jsonl")
+    capsys.readouterr()
+    assert flags.run(LabelConfig, label.main, merge) == 2
+    assert "more than --max_truncated=0.5" in capsys.readouterr().err
+    assert flags.run(LabelConfig, label.main, [*merge, "--max_truncated=1"]) == 0
+    assert 0.5 < (found := summary(tmp_path / "merged.jsonl"))["cut_rollouts"] / found["rollouts"] < 1
 
 
 def test_parts_that_do_not_belong_together(world, policy, tmp_path, capsys) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import transformers
 
 from cfprm_jax.config import LONGEST_WAIT, DeviceConfig
+from cfprm_jax.data.formats.files import expand
 from cfprm_jax.engines.batch import BatchEngine
 from cfprm_jax.engines.engine import Engine, open_tokenizer
 from cfprm_jax.engines.local import LocalEngine
@@ -18,6 +20,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.sampler import Sampler, Sampling
 from cfprm_jax.options import Options, option
+from cfprm_jax.runtime import output_paths
 from cfprm_jax.sharding import session
 
 
@@ -53,6 +56,17 @@ class EngineConfig(Options):
         """UserError where all shares would write their requests into one file."""
         if shard and self.write_requests:
             raise UserError("--write_requests writes the requests of all questions: leave out --shard")
+
+    def check_requests(self, **inputs: Iterable[pathlib.Path]) -> None:
+        """UserError where --write_requests would replace a file that is read.
+
+        Args:
+          inputs: the files of each other flag.
+        """
+        if self.write_requests:
+            completions = expand(self.completions, "completions") if self.completions else ()
+            own = {"completions": [file.path for file in completions]}
+            output_paths.require_no_input("--write_requests", self.write_requests, **inputs, **own)
 
     @property
     def batch(self) -> bool:

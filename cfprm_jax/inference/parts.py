@@ -33,16 +33,23 @@ class Parts:
 
     Attributes:
       files: by index of the share.
-      config: the resolved flags that they have in common, "shard" left out, with "fingerprint" and "resolved".
+      config: the resolved flags that they have in common, "shard" left out, with "fingerprint" and "resolved"; flags
+        that no row depends on, of the first part.
+      configs: the flags of each part.
     """
 
     files: tuple[InputFile, ...]
     config: dict[str, Any]
+    configs: tuple[dict[str, Any], ...]
 
     @property
     def fingerprint(self) -> dict[str, str]:
         """What identifies model and input."""
         return self.config["fingerprint"]
+
+    def largest(self, flag: str) -> Any:
+        """The largest value of a flag that no row depends on, so that parts may have others of it."""
+        return max(config[flag] for config in self.configs)
 
 
 def read_parts(paths: Sequence[str]) -> Parts:
@@ -81,7 +88,8 @@ def read_parts(paths: Sequence[str]) -> Parts:
                     "parts of one output"
                 )
     common = {name: value for name, value in first.items() if name != "shard"}
-    return Parts(tuple(found[index][0] for index in range(count)), common)
+    in_order = [found[index] for index in range(count)]
+    return Parts(tuple(file for file, _ in in_order), common, tuple(config for _, config in in_order))
 
 
 def without_unused_sharing(config: Mapping[str, Any]) -> dict[str, Any]:

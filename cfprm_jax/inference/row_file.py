@@ -114,7 +114,9 @@ def open_rows(
             raise UserError(f"--output={output}: another process has just completed it")
         done = 0
         if _cut_to_whole_rows(file):
-            _check_same(output, beside, description)
+            before = _check_same(output, beside, description)
+            # Flags that no row depends on may be others now; who reads them looks for those of the end.
+            atomic.write_json(beside, {**before, **description})
             file.seek(0)
             done = sum(1 for _ in file)
         else:
@@ -142,8 +144,8 @@ def _check_resume(output: pathlib.Path, partial: pathlib.Path, beside: pathlib.P
         raise UserError(f"--resume=always: nothing to resume, neither {output} nor {partial.name} exists")
 
 
-def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping[str, Any]) -> None:
-    """UserError unless the existing rows were written with the same flags and inputs."""
+def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of the existing rows; UserError unless they were written with the same flags and inputs."""
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
         differ = [
@@ -155,6 +157,7 @@ def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping
         raise UserError(f"--output={output}: cannot read {beside.name}, the flags of its rows: {error}") from error
     if differ:
         raise UserError(f"--output={output} was written with another {', '.join(differ)}: choose another file")
+    return before
 
 
 def _changed(before: Any, now: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cfprm_jax.data.formats import fields
 from cfprm_jax.data.formats.files import Paths, expand, rows
 from cfprm_jax.errors import UserError
 
@@ -34,6 +35,19 @@ Verdict = int | None
 def name(row: Mapping[str, Any]) -> str:
     """What a row's request is called; the judge's reply carries it."""
     return f"{row.get('source')}/{row.get('candidate', 0)}"
+
+
+def check(row: dict[str, Any]) -> None:
+    """UserError unless a row is a labelled one: a prompt, steps, and a label for each of them."""
+    fields.text(row, "prompt")
+    steps, labels = fields.texts(row, "completions"), _labels(row)
+    if not steps:
+        raise UserError("field 'completions': empty, expected at least one step")
+    if len(labels) != len(steps):
+        raise UserError(f"field 'labels': {len(labels)} entries, and {len(steps)} steps")
+    for value in labels:
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(f"label {value:g} is not in [0, 1]")
 
 
 def request(row: Mapping[str, Any], model: str, max_tokens: int) -> dict[str, Any]:
@@ -142,9 +156,13 @@ class Consensus:
         }
 
 
-def first_error(row: Mapping[str, Any]) -> Verdict:
-    """Index of the first step with the label 0."""
-    return next((index for index, label in enumerate(row["labels"]) if label is not None and label <= 0.5), None)
+def first_error(row: dict[str, Any]) -> Verdict:
+    """Index of the first step with the label 0, or a number that is not above one half."""
+    return next((index for index, label in enumerate(_labels(row)) if label is not None and label <= 0.5), None)
+
+
+def _labels(row: dict[str, Any]) -> list[fields.Label]:
+    return [fields.label(value) for value in fields.items(row, "labels")]
 
 
 def _place(verdict: Verdict) -> int:

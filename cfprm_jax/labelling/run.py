@@ -24,7 +24,7 @@ from cfprm_jax.inference.sampler import Sampling
 from cfprm_jax.labelling import judge
 from cfprm_jax.labelling.labeller import BadRows, Labeller
 from cfprm_jax.labelling.options import LabelConfig
-from cfprm_jax.runtime import atomic, config_files, digests, shards
+from cfprm_jax.runtime import atomic, config_files, digests, output_paths, shards
 from cfprm_jax.runtime.progress import ProgressLine, counted
 
 Log = Callable[[str], None]
@@ -44,9 +44,12 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
     config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
     output = _output(config)
     base = base_name(output)
+    inputs = [file.path for file in files]
+    output_paths.require_no_input("--output", output, input=inputs)
+    config.engines.check_requests(input=inputs)
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
-        "input": digests.of_paths([file.path for file in files]),
+        "input": digests.of_paths(inputs),
     }
     _require_new(output, config.resume)
     engine_config, sampling = config.engines, _sampling(config)
@@ -94,7 +97,8 @@ def merge(config: LabelConfig, log: Log) -> dict[str, Any]:
     The rows are made from the parts' logs and the input, as one process makes them: nothing is rolled.
 
     Raises:
-      UserError: parts that are missing, not complete, or of other flags, models, inputs or policies. The rows are
+      UserError: parts that are missing, not complete, or of other flags, models, inputs or policies; more bad rows or
+        cut rollouts than this command's flags allow, or where it has none, the largest of the parts'. The rows are
         then not written.
     """
     outputs = [file.path for file in expand(config.merge, "merge") if not base_name(file.path).endswith(".rollouts")]
@@ -103,12 +107,16 @@ def merge(config: LabelConfig, log: Log) -> dict[str, Any]:
     common = {name: value for name, value in found.config.items() if name not in ("fingerprint", RESOLVED)}
     common |= {"output": config.output, "input": list(config.input) or common["input"]}
     common |= {"model": config.model or common["model"]}
+    own, default = config_files.as_dict(config), config_files.as_dict(LabelConfig())
+    for name in ("max_bad_rows", "max_truncated", "grader_processes"):
+        common[name] = found.largest(name) if own[name] == default[name] else own[name]
     fingerprint, resume = found.fingerprint, config.resume
     config = config_files.from_dict(LabelConfig, common)
     parts.require_input(found, config.input)
     output = pathlib.Path(config.output)
     base = base_name(output)
     _require_new(output, resume)
+    output_paths.require_no_input("--output", output, input=[file.path for file in expand(config.input)], merge=outputs)
     described = parts.without_unused_sharing(config_files.as_dict(config))
     rows_of_parts = [row for file in found.files for row in parts.rows_of(file)]
     log(f"rollouts    of {counted(len(found.files), 'part')}: {counted(len(rows_of_parts), 'prefix')}")
@@ -166,9 +174,9 @@ def _output(config: LabelConfig) -> pathlib.Path:
     return pathlib.Path(config.output) if shard is None else shard.path(config.output)
 
 
-def _require_new(output: pathlib.Path, resume: str) -> None:
+def _require_new(output: pathlib.Path, resume: str, flag: str = "output") -> None:
     if output.exists() and resume == "never":
-        raise UserError(f"--output={output} already exists: choose another file, or remove it")
+        raise UserError(f"--{flag}={output} already exists: choose another file, or remove it")
 
 
 def _policy(outputs: Sequence[pathlib.Path]) -> str:
@@ -198,9 +206,15 @@ def consensus(config: LabelConfig, log: Log) -> dict[str, Any]:
     """Requests to a judge about labelled rows, or the rows with which it agrees; counts of either.
 
     Raises:
-      UserError: rows without labels, or verdicts that are none.
+      UserError: rows without labels, verdicts that are none, or an output that is there or is an input.
     """
     require(input=config.input, judge=config.consensus.judge)
+    flag = "write_judge_requests" if config.consensus.write_judge_requests else "output"
+    output = pathlib.Path(config.consensus.write_judge_requests or config.output)
+    _require_new(output, config.resume, flag)
+    judged = [file.path for file in expand(config.consensus.judge)] if config.consensus.judge else []
+    inputs = [file.path for file in expand(config.input)]
+    output_paths.require_no_input(f"--{flag}", output, input=inputs, judge=judged)
     bad, requests = BadRows(config.max_bad_rows), config.consensus.write_judge_requests
     labelled = _labelled_rows(config, bad)
     described = {"config": config_files.as_dict(config)}
@@ -242,8 +256,10 @@ def _other_policy(config: LabelConfig, model: str) -> str | None:
         beside = file.path.with_name(f"{file.path.name}.config.json")
         with contextlib.suppress(OSError, ValueError, AttributeError):
             described = json.loads(beside.read_text(encoding="utf-8"))
-            known = described.get("fingerprint", {}).get("model")
-            if known is not None and known != model:
+            fingerprint = described.get("fingerprint", {})
+            known = fingerprint.get("model")
+            # Of sample and search, which read questions; the model of other commands, as score, is a PRM.
+            if "questions" in fingerprint and known is not None and known != model:
                 return (
                     f"the solutions of {file.name} are of {described.get('model')}, and the rollouts of "
                     f"{config.model}: counts are of the latter's continuations"
@@ -261,8 +277,8 @@ def _labelled_rows(config: LabelConfig, bad: BadRows) -> Iterator[dict[str, Any]
             where = f"{file.name}:{row.line}"
             if row.data is None:
                 bad(f"{where}: {row.reason}")
-            elif not all(isinstance(row.data.get(name), kind) for name, kind in _FIELDS):
-                bad(f'{where}: no "prompt", "completions" and "labels" of a labelled row')
+            elif fault := _fault(row.data):
+                bad(f"{where}: {fault}")
             elif (name := judge.name(row.data)) in names:
                 bad(f'{where}: a second row called {name!r:.80} by its "source" and "candidate"')
             else:
@@ -271,7 +287,13 @@ def _labelled_rows(config: LabelConfig, bad: BadRows) -> Iterator[dict[str, Any]
     progress.clear()
 
 
-_FIELDS = (("prompt", str), ("completions", list), ("labels", list))
+def _fault(row: dict[str, Any]) -> str | None:
+    """Why a row is no labelled one; None if it is."""
+    try:
+        judge.check(row)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager

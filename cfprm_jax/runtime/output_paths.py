@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Iterable
 
 from cfprm_jax.errors import UserError
 
@@ -21,6 +22,19 @@ def require_directory(flag: str, directory: pathlib.Path) -> None:
         raise UserError(f"{flag} {what}" if flag.endswith(f"={nearest}") else f"{flag}: {nearest} {what}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"{flag}: {nearest} is not writable")
+
+
+def require_no_input(flag: str, output: str | pathlib.Path, **inputs: Iterable[str | pathlib.Path]) -> None:
+    """Raise UserError where an output is one of the files that are read, which it would replace.
+
+    Args:
+      flag: of the output, without its value, for the message.
+      inputs: the files of each flag.
+    """
+    resolved = pathlib.Path(output).resolve()
+    for name, paths in inputs.items():
+        if any(pathlib.Path(path).resolve() == resolved for path in paths):
+            raise UserError(f"{flag}={output} is also a file of --{name}: choose another file")
 
 
 def require_new_directory(flag: str, directory: str | pathlib.Path) -> pathlib.Path:

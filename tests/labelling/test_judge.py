@@ -57,6 +57,33 @@ def test_consensus_by_hand(tmp_path) -> None:
     ]  # fmt: skip
 
 
+def test_steps_without_a_label_are_no_errors(tmp_path) -> None:
+    """-100 is unlabelled, as null is and in every other reader."""
+    rows = [{**ROWS[0], "labels": labels} for labels in ([1, -100, -100], [True, -100, False], [float("nan"), 0.25, 1])]
+    for row in rows:
+        judge.check(row)
+    assert [judge.first_error(row) for row in rows] == [None, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": 1}, "field 'prompt': expected a string"),
+        ({"completions": ["a", None, "c"]}, "field 'completions': entry 2: expected a string"),
+        ({"completions": [], "labels": []}, "field 'completions': empty"),
+        ({"labels": "101"}, "field 'labels': expected a list"),
+        ({"labels": [1, 0]}, "field 'labels': 2 entries, and 3 steps"),
+        ({"labels": [1, "0", 1]}, "label '0' is not a number"),
+        ({"labels": [1, [0], 1]}, r"label \[0\] is not a number"),
+        ({"labels": [1, 2, 1]}, r"label 2 is not in \[0, 1\]"),
+        ({"labels": [1, -1, 1]}, r"label -1 is not in \[0, 1\]"),
+    ],
+)
+def test_rows_that_are_not_labelled(change, message) -> None:
+    with pytest.raises(UserError, match=message):
+        judge.check({**ROWS[0], **change})
+
+
 def test_verdicts_as_plain_rows(tmp_path) -> None:
     rows = [{"id": 1, "candidate": 2, "dataset": "s", "first_error": 0}, {"id": "t", "first_error": -1}]
     assert judge.read_verdicts(written(tmp_path, rows)) == {"s/1/2": 0, "t/0": None}
