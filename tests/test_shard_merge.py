@@ -194,8 +194,13 @@ def test_benchmarks(command, prm, tmp_path, capsys) -> None:
             given = [name, "--compile_cache_dir=", f"--input={rows}", f"--output_dir={tmp_path / output}", *arguments]
             return flags.run(config, command.main, given)
 
-    for index in range(2):
-        assert run("two", f"--model={prm}", f"--shard={index}/2") == 0
+    # With a slash at the end, too; and what is evaluated later may be chosen later.
+    for index, (slash, threshold) in enumerate([("/", 0.3), ("", 0.4)]):
+        assert run(f"two{slash}", f"--model={prm}", f"--shard={index}/2", f"--threshold={threshold}") == 0
+    capsys.readouterr()
+    for unnamed in (".", "new/.."):
+        assert run(unnamed, f"--model={prm}", "--shard=0/2", f"--output_dir={unnamed}") == 2
+        assert f"--output_dir={unnamed} " in capsys.readouterr().err
     assert run("one", f"--model={prm}", "--shard=0/1") == 0
     part = tmp_path / "one.00000-of-00001.jsonl"
     content = part.read_bytes()
@@ -209,6 +214,14 @@ def test_benchmarks(command, prm, tmp_path, capsys) -> None:
     assert run("one", f"--merge={tmp_path}/one.*.jsonl") == 0
     written = "predictions.jsonl" if command is process_bench else "scores.jsonl"
     assert (tmp_path / "two" / written).read_bytes() == (tmp_path / "one" / written).read_bytes()
+    # The results name the PRM, its encoding and all else as those of one process do.
+    assert run("whole", f"--model={prm}") == 0
+    results = {name: json.loads((tmp_path / name / "results.json").read_text()) for name in ("two", "whole")}
+    for name, found in results.items():
+        assert found["config"].pop("output_dir") == str(tmp_path / name)
+    assert results["two"]["config"].pop("merge") and results["whole"]["config"].pop("merge") == []
+    assert results["whole"]["config"]["model"] == str(prm) and results["whole"]["config"]["encoding"] == "cfprm"
+    assert results["two"] == results["whole"]
     capsys.readouterr()
     assert run("three", f"--merge={tmp_path}/two.00000-of-00002.jsonl") == 2
     assert "1 of 2 parts are missing: 1/2" in capsys.readouterr().err

@@ -12,7 +12,13 @@ from cfprm_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig(ScoringConfig):
-    """Base of the configurations of both benchmarks."""
+    """Base of the configurations of both benchmarks.
+
+    Attributes:
+      EVALUATION: flags on which no score depends, so that parts of --shard may differ in them.
+    """
+
+    EVALUATION: ClassVar[frozenset[str]] = frozenset({"output_dir", "merge"})
 
     shard: str = option(
         "",
@@ -43,6 +49,7 @@ class ProcessBenchConfig(BenchmarkConfig):
         *("checkpoint", "model", "input", "output_dir", "threshold", "tune_on"),
         *("encoding", "step_separator", "max_length", "platform"),
     )
+    EVALUATION: ClassVar[frozenset[str]] = BenchmarkConfig.EVALUATION | {"threshold", "tune_on"}
 
     input: tuple[str, ...] = option(
         (),
@@ -72,6 +79,10 @@ class PRMBenchConfig(BenchmarkConfig):
         *("checkpoint", "model", "input", "output_dir", "scores", "scores2"),
         *("exclude_questions", "threshold", "redundancy_threshold", "encoding"),
     )
+    EVALUATION: ClassVar[frozenset[str]] = BenchmarkConfig.EVALUATION | {
+        *("scores", "scores2", "exclude_questions", "threshold", "redundancy_threshold"),
+        *("resamples", "seed", "name", "name2", "report_cases"),
+    }
 
     scores: tuple[str, ...] = option((), "scores.jsonl of an earlier run, in place of a model.", kind="list")
     scores2: tuple[str, ...] = option((), "scores.jsonl of a second model, for a paired comparison.", kind="list")

@@ -71,8 +71,9 @@ def run(config: PRMBenchConfig, log: Log) -> dict[str, Any] | None:
         )
         return None
     table = read_scores(config.scores, found.cases) if config.scores else None
+    evaluated = config
     if config.merge:
-        rows = merged(found.cases, config)
+        rows, evaluated = merged(found.cases, config)
     elif table is None:
         # Imported here, because the evaluation of existing scores does not need JAX.
         from cfprm_jax.benchmarks import scoring
@@ -80,12 +81,12 @@ def run(config: PRMBenchConfig, log: Log) -> dict[str, Any] | None:
         rows, encoding = scoring.score_cases(
             config, found.cases, given=given, scored=_scored_row, log=log, unit="cases"
         )
-        config = dataclasses.replace(config, encoding=encoding)
+        evaluated = config = dataclasses.replace(config, encoding=encoding)
     with atomic.new_directory(directory) as partial:
         if table is None:
             atomic.write_bytes(partial / SCORES, b"".join(map(atomic.encode_json, rows)))
             table = read_scores(partial / SCORES, found.cases)
-        outcome = evaluate(found, table, config, second, excluded)
+        outcome = evaluate(found, table, evaluated, second, excluded)
         shown, left_out = _shown(found.cases, table, config.report_cases)
         config_files.write_config(config, partial)
         atomic.write_json(partial / RESULTS, outcome, indent=1)
@@ -108,14 +109,15 @@ def without_number(steps: Sequence[str], how: str) -> list[str]:
     return [step[match.end() :] if match else step for step, match in zip(steps, matches, strict=True)]
 
 
-def merged(cases: Sequence[Case], config: PRMBenchConfig) -> list[dict[str, Any]]:
-    """The rows of scores.jsonl from all parts."""
+def merged(cases: Sequence[Case], config: PRMBenchConfig) -> tuple[list[dict[str, Any]], PRMBenchConfig]:
+    """The rows of scores.jsonl from all parts, and the options with those of the scoring."""
+    from cfprm_jax.benchmarks import scoring
     from cfprm_jax.inference import parts
 
-    of_parts = parts.read_parts(config.merge)
-    parts.require_input(of_parts, config.input)
+    of_parts, config = scoring.merged_parts(config)
     given = ((case.question, case.source, row_of(case, {})) for case in cases)
-    return list(parts.merged(of_parts, given, parts.check_scored, lambda row: str(row.get("question"))))
+    rows = list(parts.merged(of_parts, given, parts.check_scored, lambda row: str(row.get("question"))))
+    return rows, config
 
 
 def _question(case: Case) -> str:

@@ -53,7 +53,8 @@ def run(config: ProcessBenchConfig, log: Log) -> dict[str, Any] | None:
     if config.tune_on and config.tune_on not in subsets:
         raise UserError(f"--tune_on={config.tune_on} is not among the subsets: {', '.join(subsets)}")
     log(f"solutions   {len(found):,} in {', '.join(subsets)}")
-    log(f"model       {config.model or config.checkpoint or 'none: scores of the rows'}")
+    source = ", ".join(config.merge) or "none: scores of the rows"
+    log(f"model       {config.model or config.checkpoint or source}")
     if config.shard:
         from cfprm_jax.benchmarks import scoring
 
@@ -61,14 +62,15 @@ def run(config: ProcessBenchConfig, log: Log) -> dict[str, Any] | None:
             config, found, question=_question, given=_given, scored=_part_row, log=log, unit="solutions"
         )
         return None
+    evaluated = config
     if config.merge:
-        found = merged(found, config)
+        found, evaluated = merged(found, config)
     elif named:
         found, encoding = score(found, config, log)
-        config = dataclasses.replace(config, encoding=encoding)
+        evaluated = config = dataclasses.replace(config, encoding=encoding)
     else:
         check_scored(found)
-    outcome = evaluate(found, config)
+    outcome = evaluate(found, evaluated)
     write(pathlib.Path(config.output_dir), config, found, outcome)
     return outcome
 
@@ -156,15 +158,17 @@ def score(found: Sequence[dict[str, Any]], config: ProcessBenchConfig, log: Log)
     return [by_place[place] for place in range(len(found))], encoding
 
 
-def merged(found: Sequence[dict[str, Any]], config: ProcessBenchConfig) -> list[dict[str, Any]]:
-    """The rows with the scores of all parts."""
+def merged(
+    found: Sequence[dict[str, Any]], config: ProcessBenchConfig
+) -> tuple[list[dict[str, Any]], ProcessBenchConfig]:
+    """The rows with the scores of all parts, and the options with those of the scoring."""
+    from cfprm_jax.benchmarks import scoring
     from cfprm_jax.inference import parts
 
-    of_parts = parts.read_parts(config.merge)
-    parts.require_input(of_parts, config.input)
+    of_parts, config = scoring.merged_parts(config)
     given = [(row["problem"], row["source"], {k: v for k, v in row.items() if k != "source"}) for row in found]
     scored = parts.merged(of_parts, given, parts.check_scored, _question)
-    return [{**row, "source": source} for row, (_, source, _) in zip(scored, given, strict=True)]
+    return [{**row, "source": source} for row, (_, source, _) in zip(scored, given, strict=True)], config
 
 
 def _question(row: Mapping[str, Any]) -> str:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jax.sharding import Mesh
 
-from cfprm_jax.benchmarks.options import BenchmarkConfig
+from cfprm_jax.benchmarks.options import BenchmarkConfig, PRMBenchConfig, ProcessBenchConfig
+from cfprm_jax.errors import UserError
 from cfprm_jax.inference import parts, trunk
 from cfprm_jax.inference.load import encoding_of, limited, open_configured
+from cfprm_jax.inference.row_file import FREE_FLAGS, RESOLVED
 from cfprm_jax.inference.rows import ScoringCounts, SourcedRow, score_rows
 from cfprm_jax.inference.scorer import Scorer
-from cfprm_jax.runtime import shards
+from cfprm_jax.runtime import config_files, shards
 from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.sharding import session
 
 _T = TypeVar("_T")
+_Config = TypeVar("_Config", ProcessBenchConfig, PRMBenchConfig)
 Log = Callable[[str], None]
 
 
@@ -90,9 +94,10 @@ def score_share(
       unit: plural of a case, for the progress line.
     """
     config = dataclasses.replace(config, shard=shards.resolve(config.shard, os.environ))
+    path = _part_path(config)
     with (
         session.opened(config.device, log) as (_, mesh),
-        parts.opened_part(config, config.output_dir) as (shard, output),
+        parts.opened_part(config, path, FREE_FLAGS | config.EVALUATION) as (shard, output),
     ):
         if not output.complete:
             scorer, encoding = open_scorer(config, mesh, log)
@@ -104,7 +109,40 @@ def score_share(
                 output.write(scored(case, row))
                 _show(progress, counts, len(own), unit)
             progress.clear()
-    log(f"part        {shard.path(f'{config.output_dir}.jsonl')}")
+    log(f"part        {path}")
+
+
+def merged_parts(config: _Config) -> tuple[parts.Parts, _Config]:
+    """The parts of --merge, and the options with those of their scores, by which results name the PRM.
+
+    Raises:
+      UserError: parts that do not belong together, or of another input.
+    """
+    found = parts.read_parts(config.merge, FREE_FLAGS | config.EVALUATION)
+    parts.require_input(found, config.input)
+    own = config_files.as_dict(config)
+    scoring = own.keys() - config.EVALUATION - {"input", "shard"}
+    given = {name: value for name, value in found.config.items() if name in scoring}
+    resolved = found.config.get(RESOLVED, {})
+    if "encoding" in resolved:
+        given["encoding"] = resolved["encoding"]
+    return found, config_files.from_dict(type(config), {**own, **given})
+
+
+def _part_path(config: BenchmarkConfig) -> pathlib.Path:
+    """Where the part of --shard goes: beside --output_dir, which may be written with a slash at its end.
+
+    Raises:
+      UserError: --output_dir has no name of its own, as "." and "..".
+    """
+    shard, directory = shards.parse(config.shard), pathlib.Path(config.output_dir)
+    assert shard is not None
+    if directory.name in ("", ".."):
+        raise UserError(
+            f"--output_dir={config.output_dir} has no name, expected that of a directory, which parts of --shard are "
+            "called by"
+        )
+    return shard.path(directory.with_name(f"{directory.name}.jsonl"))
 
 
 def _show(progress: ProgressLine, counts: ScoringCounts, cases: int, unit: str) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import gzip
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from cfprm_jax.checkpoints.model_files import MODEL
@@ -52,8 +52,11 @@ class Parts:
         return max(config[flag] for config in self.configs)
 
 
-def read_parts(paths: Sequence[str]) -> Parts:
+def read_parts(paths: Sequence[str], free: Set[str] = FREE_FLAGS) -> Parts:
     """The parts that paths and patterns name.
+
+    Args:
+      free: flags that no row depends on, which may differ.
 
     Raises:
       UserError: naming a part that is missing, there twice, not complete, or of other flags, model or input.
@@ -81,7 +84,7 @@ def read_parts(paths: Sequence[str]) -> Parts:
         raise UserError(f"{len(missing)} of {count} parts are missing: {shown}{hint}")
     first_file, first = found[0]
     for file, config in found.values():
-        for flag in sorted({*first, *config} - FREE_FLAGS - {"shard"} | {RESOLVED}):
+        for flag in sorted({*first, *config} - free - {"shard"} | {RESOLVED}):
             if config.get(flag) != first.get(flag):
                 raise UserError(
                     f"{file.path} and {first_file.path} differ in {_difference(flag, config, first)}: they are no "
@@ -132,11 +135,13 @@ def merged(
 
 
 @contextlib.contextmanager
-def opened_part(config: Any, output_dir: str) -> Iterator[tuple[Shard, RowFile]]:
-    """The part of a benchmark's --shard, beside its --output_dir, which resumes where it was stopped.
+def opened_part(config: Any, path: pathlib.Path, free: Set[str]) -> Iterator[tuple[Shard, RowFile]]:
+    """A benchmark's part of --shard, which resumes where it was stopped.
 
     Args:
       config: the resolved options, with model, checkpoint, input and shard.
+      path: of the part.
+      free: flags that no score depends on.
     """
     shard = parse(config.shard)
     assert shard is not None
@@ -145,7 +150,7 @@ def opened_part(config: Any, output_dir: str) -> Iterator[tuple[Shard, RowFile]]
         "input": digests.of_paths([file.path for file in expand(config.input)]),
     }
     flags = without_unused_sharing(config_files.as_dict(config))
-    with open_rows(shard.path(f"{output_dir}.jsonl"), "auto", flags, fingerprint) as output:
+    with open_rows(path, "auto", flags, fingerprint, free) as output:
         yield shard, output
 
 

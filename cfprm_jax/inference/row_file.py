@@ -13,7 +13,7 @@ import gzip
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import IO, Any
 
 from cfprm_jax.errors import UserError
@@ -33,6 +33,7 @@ FREE_FLAGS = frozenset(
         *("resume", "compile_cache_dir", "output", "model", "checkpoint", "input", "questions", "resolved"),
         *("max_truncated", "max_bad_rows", "grader_processes"),
         *("engine", "concurrency", "request_seconds", "request_retries", "write_requests", "completions"),
+        "omit_neutral",  # compared as the kind of engine
     }
 )
 
@@ -83,7 +84,11 @@ class RowFile:
 
 @contextlib.contextmanager
 def open_rows(
-    output: str | pathlib.Path, resume: str, config: Mapping[str, Any], fingerprint: Mapping[str, str]
+    output: str | pathlib.Path,
+    resume: str,
+    config: Mapping[str, Any],
+    fingerprint: Mapping[str, str],
+    free: Set[str] = FREE_FLAGS,
 ) -> Iterator[RowFile]:
     """Opens the output of a command; it is complete when the block ends without an exception.
 
@@ -91,6 +96,7 @@ def open_rows(
       resume: one of RESUMES; see RESUME_HELP.
       config: the resolved flags.
       fingerprint: digests of model and inputs (see :func:`cfprm_jax.runtime.digests.of_paths`).
+      free: flags that no row depends on.
 
     Raises:
       UserError: resume does not allow the state of the output; it was written with other flags, model or inputs; or
@@ -103,7 +109,7 @@ def open_rows(
     description = {**config, _FINGERPRINT: dict(fingerprint)}
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.exists():
-        _check_same(output, beside, description)
+        _check_same(output, beside, description, free)
         yield RowFile(None, 0, beside)
         return
     with locks.opened(partial, "a+b") as file:
@@ -114,7 +120,7 @@ def open_rows(
             raise UserError(f"--output={output}: another process has just completed it")
         done = 0
         if _cut_to_whole_rows(file):
-            before = _check_same(output, beside, description)
+            before = _check_same(output, beside, description, free)
             # Flags that no row depends on may be others now; who reads them looks for those of the end.
             atomic.write_json(beside, {**before, **description})
             file.seek(0)
@@ -144,14 +150,16 @@ def _check_resume(output: pathlib.Path, partial: pathlib.Path, beside: pathlib.P
         raise UserError(f"--resume=always: nothing to resume, neither {output} nor {partial.name} exists")
 
 
-def _check_same(output: pathlib.Path, beside: pathlib.Path, description: Mapping[str, Any]) -> dict[str, Any]:
+def _check_same(
+    output: pathlib.Path, beside: pathlib.Path, description: Mapping[str, Any], free: Set[str]
+) -> dict[str, Any]:
     """The description of the existing rows; UserError unless they were written with the same flags and inputs."""
     try:
         before = json.loads(beside.read_text(encoding="utf-8"))
         differ = [
             f"--{name}" if name != _FINGERPRINT else _changed(before.get(name), description[name])
             for name in {**description, **before}
-            if name not in FREE_FLAGS and before.get(name) != json.loads(json.dumps(description)).get(name)
+            if name not in free and before.get(name) != json.loads(json.dumps(description)).get(name)
         ]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"--output={output}: cannot read {beside.name}, the flags of its rows: {error}") from error
