@@ -34,6 +34,9 @@ from cfprm_jax.model_directory import template_budget as budget
 
 # The largest published templates have a few tens of thousands of characters.
 MOST_CHARACTERS = 1 << 18
+# The date of templates that print today's: tokens would differ from day to day, between training and scoring and
+# between a request and its completion. It is the one that Llama 3.2's template has where it is told none.
+_DATE = datetime(2024, 7, 26)
 # Beyond the characters of the conversation.
 _MOST_PRINTED = 1 << 20
 
@@ -226,7 +229,7 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+    return _DATE.strftime(format)
 
 
 class _Namespace(Namespace):

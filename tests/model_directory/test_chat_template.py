@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import threading
 
 import pytest
 
 from cfprm_jax.errors import UserError
+from cfprm_jax.model_directory import chat_template
 from cfprm_jax.model_directory.chat_template import render
 
 MESSAGES = [
@@ -49,6 +51,25 @@ def transformers_render(template, messages=MESSAGES, add_generation_prompt=True)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_same_text_as_transformers(template):
     assert render(template, MESSAGES, SPECIAL, True) == transformers_render(template)
+
+
+def test_the_date_is_the_same_on_every_day(monkeypatch):
+    """It is that of Llama 3.2, whose template begins so, where no clock is there."""
+    template = (
+        "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+        "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}"
+        "{%- endif %}{%- endif %}Today Date: {{ date_string }} {{ messages[0].content }}"
+    )
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2031, 1, 2, tzinfo=tz)
+
+    for clock in (datetime.datetime, Later):
+        monkeypatch.setattr(chat_template, "datetime", clock)
+        assert render(template, MESSAGES, SPECIAL, True) == "Today Date: 26 Jul 2024 Be <b>."
+        assert render("{{ strftime_now('%Y-%m-%d') }}", MESSAGES, SPECIAL, True) == "2024-07-26"
 
 
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
