@@ -461,6 +461,19 @@ def test_what_a_row_does_not_depend_on_may_change_on_resume(world, tmp_path, cap
     assert lines(tmp_path / "out.rollouts.jsonl") == rolled
 
 
+def test_rollouts_of_a_server_with_and_without_its_defaults_are_not_mixed(world, tmp_path, capsys) -> None:
+    """An earlier version left the fields out that --omit_neutral leaves out: it resumes with this flag alone."""
+    output, arguments = tmp_path / "out.jsonl", ("--rollouts=2", "--resume=auto")
+    with serving(lambda body: (200, reply("answer=one", finish="length"))) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=2", "--omit_neutral") == 2
+        resolved = json.loads((tmp_path / "out.rollouts.jsonl.config.json").read_text())["resolved"]
+        assert resolved == {"kind of engine": "requests"}
+        capsys.readouterr()
+        assert run(world, output, f"--engine={url}", *arguments, "--max_truncated=1") == 2
+        assert "kind of engine requests, found kind of engine requests with top_k, min_p" in capsys.readouterr().err
+        assert run(world, output, f"--engine={url}", *arguments, "--max_truncated=1", "--omit_neutral") == 0
+
+
 def test_prefixes_that_are_too_long_and_solutions_without_steps(world, policy, tmp_path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     long = ["so"] * 200

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cfprm_jax.data.formats.files import Paths, expand, rows
 from cfprm_jax.engines.engine import EngineCounts
-from cfprm_jax.engines.protocol import BadReplyError, Form, any_request, completion, request_name
+from cfprm_jax.engines.protocol import BadReplyError, Form, LengthNote, any_request, completion, request_name
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.candidates import Completion
 from cfprm_jax.inference.sampler import Prompt, Sampling
@@ -54,14 +54,25 @@ class BatchEngine:
       of_other_requests: how many of these were there for another prompt, model or sampling option.
     """
 
-    def __init__(self, model: str, sampling: Sampling, completions: Paths | None) -> None:
+    def __init__(
+        self,
+        model: str,
+        sampling: Sampling,
+        completions: Paths | None,
+        omit_neutral: bool = False,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """Reads the completions.
+
+        Args:
+          omit_neutral: see :class:`~cfprm_jax.engines.protocol.Form`.
+          log: receives a line where completions were ended before their most tokens.
 
         Raises:
           UserError: a row that is no result, a request that failed, or two completions of one request.
         """
         self.name, self.counts = model, EngineCounts()
-        self._form = Form(model, sampling)
+        self._form, self._note = Form(model, sampling, omit_neutral), LengthNote(log)
         self._made = _read(completions) if completions else {}
         self._begun = {_beginning(name) for name in self._made}
         self.missing: dict[str, dict[str, object]] = {}
@@ -82,6 +93,8 @@ class BatchEngine:
             if lacking:
                 continue
             found = [self._made[name] for name in names]
+            for made in found:
+                self._note.look(made, self._form.sampling.max_new_tokens)
             self.counts.completions += number
             self.counts.tokens += sum(made.tokens for made in found)
             self.counts.prompt_tokens += number * len(prompt.tokens)

@@ -15,6 +15,7 @@ from cfprm_jax.data.formats.files import expand
 from cfprm_jax.engines.batch import BatchEngine
 from cfprm_jax.engines.engine import Engine, open_tokenizer
 from cfprm_jax.engines.local import LocalEngine
+from cfprm_jax.engines.protocol import NEUTRAL
 from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.policy import open_policy
@@ -41,6 +42,11 @@ class EngineConfig(Options):
     request_seconds: float = option(600.0, "--engine: timeout in seconds of a reply.", lower=0.1, upper=LONGEST_WAIT)
     request_retries: int = option(
         5, "--engine: number of retries of a request, with exponential backoff.", lower=0, upper=1000
+    )
+    omit_neutral: bool = option(
+        False,
+        "Leave top_k, min_p and repetition_penalty out of requests where they would change nothing, for servers that "
+        "refuse these fields; vLLM and SGLang then take them from the model's generation_config.json.",
     )
     write_requests: str = option(
         "", "Write the requests that --completions lacks into this file in batch format, in place of sampling."
@@ -76,7 +82,10 @@ class EngineConfig(Options):
     @property
     def kind(self) -> str:
         """What completions depend on: completions of equal kind may be appended to one file, wherever they are made."""
-        return "requests" if self.elsewhere else "this process"
+        if not self.elsewhere:
+            return "this process"
+        # Without the neutral fields a server's defaults count; earlier versions never sent them.
+        return "requests" if self.omit_neutral else f"requests with {', '.join(NEUTRAL)}"
 
     @property
     def elsewhere(self) -> bool:
@@ -96,6 +105,24 @@ class Opened(NamedTuple):
     tokenizer: transformers.PreTrainedTokenizerBase
     longest: tuple[int, str]
     text: str
+
+
+def open_server(config: EngineConfig, sampling: Sampling, log: Callable[[str], None]) -> ServerEngine:
+    """The policy of --engine.
+
+    Raises:
+      UserError: no server there, or no such model.
+    """
+    return ServerEngine(
+        config.engine,
+        config.engine_model,
+        sampling,
+        concurrency=config.concurrency,
+        seconds=config.request_seconds,
+        retries=config.request_retries,
+        omit_neutral=config.omit_neutral,
+        log=log,
+    )
 
 
 @contextlib.contextmanager
@@ -118,17 +145,10 @@ def opened(
         tokenizer, longest = open_tokenizer(model)
         engine: Engine
         if config.engine:
-            engine = ServerEngine(
-                config.engine,
-                config.engine_model,
-                sampling,
-                concurrency=config.concurrency,
-                seconds=config.request_seconds,
-                retries=config.request_retries,
-            )
+            engine = open_server(config, sampling, log)
             text = f"model       {engine.name} at {config.engine}, {config.concurrency} requests at once"
         else:
-            engine = BatchEngine(config.engine_model or model, sampling, config.completions)
+            engine = BatchEngine(config.engine_model or model, sampling, config.completions, config.omit_neutral, log)
             text = f"model       {engine.name}, by files of requests and completions"
         yield Opened(engine, tokenizer, longest, text)
         return

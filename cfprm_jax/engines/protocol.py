@@ -3,17 +3,23 @@
 A request has one completion, whose seed depends on the run's seed, the prompt's name and the completion's number. So
 the first four of eight completions are those of four, whatever the server does with "n". The prompt is token ids: text
 would be tokenised again, and not always to the same ids.
+
+What a request leaves out, vLLM and SGLang take from the generation_config.json of the served model, such as a top_k of
+20 and a repetition penalty of 1.1. So requests state the values that change nothing, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfprm_jax.inference.candidates import Completion
 from cfprm_jax.inference.sampler import Prompt, Sampling
 from cfprm_jax.runtime import digests
+
+NEUTRAL: Mapping[str, float] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Fields beyond OpenAI's, with values that change nothing. Old versions of vLLM and SGLang refuse a top_k of 0."""
 
 
 class BadReplyError(Exception):
@@ -26,16 +32,20 @@ class Form:
 
     Attributes:
       model: name of the policy at the server.
+      omit_neutral: leave out what would change nothing, for servers that refuse these fields.
     """
 
     model: str
     sampling: Sampling
+    omit_neutral: bool = False
 
     def body(self, prompt: Prompt, number: int) -> dict[str, Any]:
         """The request of one completion."""
         sampling = self.sampling
         seed = int.from_bytes(digests.raw(f"{sampling.seed}\n{prompt.name}\n{number}")[:4], "little") >> 1
-        extra = {"top_k": sampling.top_k} if sampling.top_k else {}
+        extra = {} if self.omit_neutral else dict(NEUTRAL)
+        if sampling.top_k:
+            extra["top_k"] = sampling.top_k
         return {
             "model": self.model,
             "prompt": prompt.tokens.tolist(),
@@ -46,6 +56,27 @@ class Form:
             "n": 1,
             "seed": seed,
         }
+
+
+class LengthNote:
+    """Says once that completions ended for their length before the most tokens that were asked for."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log, self._said = log, False
+
+    def look(self, made: Completion, most: int) -> None:
+        """Look at a completion.
+
+        Args:
+          most: its max_tokens.
+        """
+        if made.finish == "length" and made.tokens < most and not self._said:
+            self._said = True
+            self._log(
+                f"note        a completion was cut after {made.tokens:,} tokens of the {most:,} that it may have: the "
+                "server has a limit of its own, as vLLM without --generation-config vllm, or with a --max-model-len "
+                "that is too small"
+            )
 
 
 def request_name(prompt: Prompt, number: int, body: Mapping[str, Any]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import dataclasses
 import functools
 import http.client
 import json
@@ -15,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cfprm_jax.engines.engine import EngineCounts
-from cfprm_jax.engines.protocol import BadReplyError, Form, completion
+from cfprm_jax.engines.protocol import NEUTRAL, BadReplyError, Form, LengthNote, completion
+from cfprm_jax.engines.threads import RequestThreads
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.candidates import Completion
 from cfprm_jax.inference.sampler import Prompt, Sampling
@@ -41,6 +44,8 @@ class ServerEngine:
         seconds: float,
         retries: int,
         first_wait: float = _FIRST_WAIT,
+        omit_neutral: bool = False,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """An engine; its model is the one that the server lists.
 
@@ -51,6 +56,8 @@ class ServerEngine:
           seconds: that a reply may take.
           retries: of a request after the first try.
           first_wait: seconds before the first of them.
+          omit_neutral: see :class:`~cfprm_jax.engines.protocol.Form`.
+          log: receives a line where the server ends completions before their most tokens.
 
         Raises:
           UserError: no URL, no server there, or no such model.
@@ -61,10 +68,10 @@ class ServerEngine:
         self._url, self._seconds, self._retries = url.rstrip("/"), seconds, retries
         self._concurrency, self._first_wait = concurrency, first_wait
         self.counts = EngineCounts()
-        self._stopped = threading.Event()
         self._lock = threading.Lock()
         self.name = self._model(model)
-        self._form = Form(self.name, sampling)
+        self._form = Form(self.name, sampling, omit_neutral)
+        self._note = LengthNote(log)
 
     def complete(
         self, prompts: Sequence[Prompt], number: int, report: Callable[[], None] = lambda: None
@@ -76,12 +83,13 @@ class ServerEngine:
         """
         found: dict[int, dict[int, Completion]] = {place: {} for place in range(len(prompts))}
         jobs = iter([(place, one) for place in range(len(prompts)) for one in range(number)])
-        pool = concurrent.futures.ThreadPoolExecutor(self._concurrency)
+        threads, stopped = RequestThreads(self._concurrency), threading.Event()
         running: dict[concurrent.futures.Future[Completion], tuple[int, int]] = {}
 
         def start() -> None:
             while len(running) < 2 * self._concurrency and (job := next(jobs, None)) is not None:
-                running[pool.submit(self._one, self._form.body(prompts[job[0]], job[1]))] = job
+                body = self._form.body(prompts[job[0]], job[1])
+                running[threads.submit(functools.partial(self._one, body, stopped))] = job
 
         failed: UserError | None = None
         try:
@@ -96,10 +104,11 @@ class ServerEngine:
                     except UserError as error:
                         # Requests in flight may still complete a prompt; the others are cancelled.
                         failed = failed or error
-                        self._stopped.set()
+                        stopped.set()
                         for other in [waiting for waiting in running if waiting.cancel()]:
                             del running[other]
                         continue
+                    self._note.look(made, self._form.sampling.max_new_tokens)
                     self.counts.completions += 1
                     self.counts.tokens += made.tokens
                     self.counts.prompt_tokens += len(prompts[place].tokens)
@@ -112,9 +121,9 @@ class ServerEngine:
             if failed is not None:
                 raise failed
         finally:
-            self._stopped.set()
-            pool.shutdown(cancel_futures=True)
-            self._stopped.clear()
+            # After Ctrl-C, too, when replies are still to come: nothing waits for them.
+            stopped.set()
+            threads.close()
 
     def replies(self, bodies: Sequence[dict[str, Any]]) -> list[Any]:
         """The replies to requests of a completion each, in their order.
@@ -122,14 +131,28 @@ class ServerEngine:
         Raises:
           UserError: a request failed as often as it may.
         """
-        with concurrent.futures.ThreadPoolExecutor(self._concurrency) as pool:
-            return list(pool.map(functools.partial(self._retried, "completions"), bodies))
+        stopped = threading.Event()
+        with contextlib.closing(RequestThreads(self._concurrency)) as threads:
+            try:
+                futures = [
+                    threads.submit(functools.partial(self._retried, "completions", body, stopped)) for body in bodies
+                ]
+                found = [future.result() for future in futures]
+            finally:
+                stopped.set()
+        for body, reply in zip(bodies, found, strict=True):
+            self._note.look(completion(reply), body["max_tokens"])
+        return found
 
-    def _one(self, body: dict[str, Any]) -> Completion:
-        return completion(self._retried("completions", body))
+    def form(self, sampling: Sampling) -> Form:
+        """The form of requests with other sampling options."""
+        return dataclasses.replace(self._form, sampling=sampling)
 
-    def _retried(self, path: str, body: dict[str, Any] | None) -> Any:
-        """The reply to a request that may be sent again.
+    def _one(self, body: dict[str, Any], stopped: threading.Event) -> Completion:
+        return completion(self._retried("completions", body, stopped))
+
+    def _retried(self, path: str, body: dict[str, Any] | None, stopped: threading.Event) -> Any:
+        """The reply to a request that may be sent again, until stopped is set.
 
         Raises:
           UserError: it failed too often, or in a way that will not change.
@@ -144,7 +167,7 @@ class ServerEngine:
             except (OSError, http.client.HTTPException, ValueError, BadReplyError) as error:
                 reason = _reason(error)
                 final = isinstance(error, urllib.error.HTTPError) and error.code not in _TRY_AGAIN
-            if final or attempt == self._retries or self._stopped.wait(wait):
+            if final or attempt == self._retries or stopped.wait(wait):
                 break
             with self._lock:
                 self.counts.retries += 1
@@ -162,7 +185,7 @@ class ServerEngine:
             return json.loads(reply.read())
 
     def _model(self, wanted: str) -> str:
-        reply = self._retried("models", None)
+        reply = self._retried("models", None, threading.Event())
         entries = reply.get("data") if isinstance(reply, dict) else None
         names = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
         if wanted and (wanted in names or not names):
@@ -182,7 +205,9 @@ def _reason(error: Exception) -> str:
                 text = error.read(4096).decode("utf-8", "replace")
             except OSError:
                 text = ""
-        return f"status {error.code}: {_line(text) or error.reason}"
+        named = any(field in text for field in NEUTRAL)
+        hint = " (--omit_neutral leaves out the fields that are not OpenAI's)" if named else ""
+        return f"status {error.code}: {_line(text) or error.reason}{hint}"
     if isinstance(error, urllib.error.URLError):
         return _line(str(error.reason))
     if isinstance(error, TimeoutError):

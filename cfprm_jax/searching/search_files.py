@@ -18,7 +18,7 @@ from cfprm_jax.data.formats.files import expand
 from cfprm_jax.data.question_files import QuestionRow, read_question_files
 from cfprm_jax.data.steps import SplitCounts
 from cfprm_jax.engines.engine import PrefixEncoder, open_tokenizer
-from cfprm_jax.engines.server import ServerEngine
+from cfprm_jax.engines.options import open_server
 from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.hub import local_directory
 from cfprm_jax.inference import parts
@@ -96,7 +96,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
             return None
         log(f"devices     {devices.describe(chosen)}")
         output.require("kind of engine", config.engines.kind)
-        policy = _open_policy(config, mesh)
+        policy = _open_policy(config, mesh, log)
         prompts = encode_prompts(
             questions, policy.tokenizer, policy.longest, config.max_new_tokens, config.system_prompt
         )
@@ -173,20 +173,13 @@ class _Policy(NamedTuple):
     in_steps: Callable[[str], StepPolicy]
 
 
-def _open_policy(config: SearchConfig, mesh: Mesh) -> _Policy:
+def _open_policy(config: SearchConfig, mesh: Mesh, log: Callable[[str], None]) -> _Policy:
     """The policy of this process, or of --engine."""
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens, config.seed)
     engines = config.engines
     if engines.engine:
         tokenizer, longest = open_tokenizer(config.model)
-        engine = ServerEngine(
-            engines.engine,
-            engines.engine_model,
-            sampling,
-            concurrency=engines.concurrency,
-            seconds=engines.request_seconds,
-            retries=engines.request_retries,
-        )
+        engine = open_server(engines, sampling, log)
         encoder = PrefixEncoder(tokenizer, longest[0], config.system_prompt)
         return _Policy(
             tokenizer,

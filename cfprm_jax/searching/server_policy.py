@@ -17,7 +17,6 @@ from typing import Any
 
 from cfprm_jax.data.steps import split_steps
 from cfprm_jax.engines.engine import PrefixEncoder
-from cfprm_jax.engines.protocol import Form
 from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.sampler import Prompt, Sampling
@@ -115,7 +114,7 @@ class ServerPolicy:
         if left < 1:
             return None
         temperature = 0.0 if greedy else sampling.temperature
-        form = Form(self._engine.name, dataclasses.replace(sampling, max_new_tokens=left, temperature=temperature))
+        form = self._engine.form(dataclasses.replace(sampling, max_new_tokens=left, temperature=temperature))
         name = f"{self._prompt.name}\n{self._requests}"
         body = form.body(Prompt(name, self._prompt.tokens), i) | {"prompt": tokens}
         return body if to_end else body | {"stop": [self._separator]}

@@ -32,6 +32,7 @@ def test_rounds_of_files(tmp_path) -> None:
     assert list(first.complete(PROMPTS[:2], 2)) == [] and first.write_missing(tmp_path / "r1.jsonl") == 4
     (row, *_) = map(json.loads, (tmp_path / "r1.jsonl").read_text().splitlines())
     assert (row["method"], row["url"], row["body"]["prompt"]) == ("POST", "/v1/completions", [0, 7])
+    assert (row["body"]["top_k"], row["body"]["min_p"], row["body"]["repetition_penalty"]) == (-1, 0.0, 1.0)
     one = answered(tmp_path / "r1.jsonl", tmp_path / "c1.jsonl")
     second = BatchEngine("m", SAMPLING, [str(one)])
     # A third completion of each, and a third prompt: only new ones are requested.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -15,10 +18,18 @@ from cfprm_jax.inference.sampler import Prompt, Sampling
 PROMPTS = [Prompt(f"q{number}", np.array([number, 7], np.int32)) for number in range(5)]
 
 
-def engine(url, retries=3, seconds=30.0, model="", concurrency=4, **sampling):
+def engine(url, retries=3, seconds=30.0, model="", concurrency=4, omit_neutral=False, log=print, **sampling):
     options = Sampling(**{"temperature": 0.7, "max_new_tokens": 9, **sampling})
     return ServerEngine(
-        url, model, options, concurrency=concurrency, seconds=seconds, retries=retries, first_wait=0.001
+        url,
+        model,
+        options,
+        concurrency=concurrency,
+        seconds=seconds,
+        retries=retries,
+        first_wait=0.001,
+        omit_neutral=omit_neutral,
+        log=log,
     )
 
 
@@ -48,6 +59,41 @@ def test_every_prompt_comes_back_with_all_of_its_completions() -> None:
     assert {key: bodies[0][key] for key in ("model", "max_tokens", "temperature", "top_p", "top_k", "n")} == {
         "model": "scripted", "max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "n": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({}, {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}),
+        ({"top_k": 5}, {"top_k": 5, "min_p": 0.0, "repetition_penalty": 1.0}),
+        ({"omit_neutral": True}, {}),
+        ({"omit_neutral": True, "top_k": 5}, {"top_k": 5}),
+    ],
+)
+def test_requests_leave_nothing_to_the_defaults_of_the_served_model(options, sent) -> None:
+    """vLLM and SGLang take what is missing from its generation_config.json."""
+    bodies = []
+
+    def handler(body):
+        bodies.append(body)
+        return echo(body)
+
+    with serving(handler) as url:
+        texts(engine(url, **options).complete(PROMPTS[:1], 1))
+    assert {
+        name: value for name, value in bodies[0].items() if name in ("top_k", "min_p", "repetition_penalty")
+    } == sent
+
+
+@pytest.mark.parametrize(("tokens", "finish", "noted"), [(8, "length", 1), (9, "length", 0), (8, "stop", 0)])
+def test_a_limit_of_the_server_is_noted_once(tokens, finish, noted) -> None:
+    lines: list[str] = []
+    with serving(lambda body: (200, reply("a", tokens, finish))) as url:
+        one = engine(url, log=lines.append)
+        texts(one.complete(PROMPTS, 2))
+        one.replies([one.form(Sampling(max_new_tokens=9)).body(PROMPTS[0], 0)])
+    assert len(lines) == noted
+    assert all("cut after 8 tokens of the 9" in line and "--generation-config vllm" in line for line in lines)
 
 
 def test_fewer_completions_are_the_first_ones_and_the_seed_changes_all() -> None:
@@ -90,6 +136,7 @@ def test_what_fails_at_first_is_sent_again(broken) -> None:
     [
         ((503, b"out of\nmemory"), "status 503: out of memory (3 tries)"),
         ((400, {"error": "prompt too long"}), 'status 400: {"error": "prompt too long"}'),
+        ((400, {"error": "unknown min_p"}), "min_p\"} (--omit_neutral leaves out the fields that are not OpenAI's)"),
         ((200, b"<html>"), "the reply is not JSON: Expecting value"),
         ((200, {"text": "x"}), "not a completion: expected one choice, found {'text': 'x'} (3 tries)"),
     ],
@@ -144,3 +191,63 @@ def test_who_stops_listening_ends_the_requests() -> None:
         stream = engine(url, concurrency=1).complete(PROMPTS * 40, 1)
         next(stream)
         stream.close()
+
+
+def test_nothing_waits_for_replies_after_an_exception() -> None:
+    released = threading.Event()
+
+    def handler(body):
+        if body["prompt"][0]:
+            released.wait()
+        return echo(body)
+
+    with serving(handler) as url:
+        stream = engine(url, seconds=600, concurrency=4).complete(PROMPTS, 1)
+        try:
+            assert next(stream)[0] == 0
+            with pytest.raises(KeyboardInterrupt):
+                stream.throw(KeyboardInterrupt)
+            waiting = [thread for thread in threading.enumerate() if thread.name == "request"]
+            assert waiting and all(thread.daemon for thread in waiting)
+        finally:
+            released.set()
+        for thread in waiting:
+            thread.join()
+
+
+INTERRUPTED = """
+import sys
+import numpy as np
+from cfprm_jax.engines.server import ServerEngine
+from cfprm_jax.inference.sampler import Prompt, Sampling
+
+engine = ServerEngine(sys.argv[1], "", Sampling(max_new_tokens=9), concurrency=2, seconds=600, retries=0)
+if sys.argv[2] == "complete":
+    list(engine.complete([Prompt("q", np.array([1], np.int32))] * 5, 1))
+else:
+    engine.replies([{"max_tokens": 1}] * 5)
+"""
+
+
+@pytest.mark.parametrize("call", ["complete", "replies"])
+def test_ctrl_c_ends_a_process_that_waits_for_a_server(call) -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def handler(body):
+        asked.set()
+        released.wait()
+        return 200, None
+
+    with serving(handler) as url:
+        process = subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED, url, call], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        try:
+            assert asked.wait(300)
+            process.send_signal(signal.SIGINT)
+            assert "KeyboardInterrupt" in process.communicate(timeout=120)[1]
+            assert process.returncode == -signal.SIGINT
+        finally:
+            released.set()
+            process.kill()
+            process.wait()
