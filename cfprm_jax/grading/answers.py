@@ -64,7 +64,7 @@ _CLOSING = re.compile(
     r"(?:\s*+%(?: [a-zA-Z°/]++){0,2}|\s*+(?<= )[a-zA-Z°/]++(?: [a-zA-Z°/]++)?|\s*+))[.!]?\s*+$"
 )
 _BRACE = re.compile(r"[{}]")
-# Statements of an answer that are looked at, from the end, until one does more than judge: each to the end of its sentence.
+# Statements of an answer that are looked at, from the end, until one does more than judge it. Each may be a whole line.
 _MOST_STATEMENTS = 32
 _NUMBER = re.compile(r"[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
