@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -13,10 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cfprm_jax.experiments.grid import Cell
-from cfprm_jax.runtime import atomic, locks
+from cfprm_jax.run.options import TrainConfig
+from cfprm_jax.runtime import atomic, config_files, locks
 from cfprm_jax.runtime.progress import duration
 
 _Result = TypeVar("_Result")
+_OPTIONS = "train.flags"
 
 
 def run_cells(
@@ -68,14 +71,15 @@ def run_cells(
 
 
 class StoredResult(NamedTuple):
-    """A result as it is kept: a summary for JSON, with the "fingerprint" of the cell, and arrays by name."""
+    """A result as it is kept: a summary for JSON, with "fingerprint" and "steps" of the cell, and arrays by name."""
 
     summary: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
-def write_result(path: pathlib.Path, result: StoredResult) -> None:
-    """One file, the same bytes for the same numbers, whole or not there."""
+def write_result(path: pathlib.Path, result: StoredResult, config: TrainConfig) -> None:
+    """One file, the same bytes for the same numbers, whole or not there; beside it the options of the run."""
+    atomic.write_text(path.with_name(_OPTIONS), config_files.flag_file(config))
     content = io.BytesIO()
     stored: dict[str, Any] = {"summary": np.array(json.dumps(result.summary)), **result.arrays}
     np.savez_compressed(content, **stored)
@@ -83,13 +87,21 @@ def write_result(path: pathlib.Path, result: StoredResult) -> None:
 
 
 def read_result(path: pathlib.Path, fingerprint: Callable[[], str]) -> StoredResult | None:
-    """The result in a file; None if there is no file, or its cell had another fingerprint."""
+    """The result in a file; None if there is no file, its cell had another fingerprint, or its run was cut short."""
     if not path.exists():
         return None
     with np.load(path) as stored:
         summary = json.loads(str(stored["summary"]))
         arrays = {name: stored[name] for name in stored.files if name != "summary"}
-    return StoredResult(summary, arrays) if summary["fingerprint"] == fingerprint() else None
+    if summary["fingerprint"] != fingerprint() or _cut_short(path.with_name(_OPTIONS), summary["steps"]):
+        return None
+    return StoredResult(summary, arrays)
+
+
+def _cut_short(options: pathlib.Path, steps: int) -> bool:
+    """Whether a run has fewer steps than its options ask for, as earlier versions left those whose passes ended."""
+    asked = re.search(r"^--max_steps=(\d+)$", options.read_text(), re.MULTILINE) if options.exists() else None
+    return asked is not None and steps < int(asked[1])
 
 
 @contextlib.contextmanager

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
 
+from cfprm_jax.benchmarks.process_bench import read as read_process_bench
 from cfprm_jax.config import ReadConfig
+from cfprm_jax.data.corpus import Corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
-from cfprm_jax.data.formats.files import expand
+from cfprm_jax.data.formats.files import expand, rows
 from cfprm_jax.data.loader import Loader
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments.cell import tokens_a_step
@@ -24,12 +27,12 @@ from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.real import RealConfig, what
 from cfprm_jax.experiments.real_cell import RealBench, RealOutcome
 from cfprm_jax.experiments.real_data import TRAIN, choose, drawn, read_sets, write_records
-from cfprm_jax.experiments.treatment import COMPUTE, MATCHED
+from cfprm_jax.experiments.treatment import COMPUTE, MATCHED, lasting, num_steps
 from cfprm_jax.run import inputs
 from cfprm_jax.run.data import training_corpus, training_loader
 from cfprm_jax.run.options import TrainConfig
 from cfprm_jax.run.trunk import open_hidden
-from cfprm_jax.runtime import atomic, config_files, digests
+from cfprm_jax.runtime import config_files, digests
 
 # Raised when the same options would give other numbers.
 _VERSION = 1
@@ -125,10 +128,9 @@ class RealRunner:
                 if hidden is None or key in done:
                     continue
                 done.add(key)
-                config = self._passes(cell, 1)
+                config = self._passes(cell)
                 one = dataclasses.replace(config.granularity, granularities=(granularity,))
-                sources = inputs.materialise(config, self._directory)
-                corpus = training_corpus(dataclasses.replace(config, granularity=one), sources, self._tokenizer)
+                corpus = self._corpus(dataclasses.replace(config, granularity=one))
                 for found in corpus.granularities:
                     hidden.prepare(corpus[found])
         if hidden is not None:
@@ -136,33 +138,28 @@ class RealRunner:
 
     def train_config(self, cell: Cell) -> TrainConfig:
         """The options of the train command that give this cell's run, but for --output_dir."""
-        config = self._passes(cell, what(cell).passes)
+        config = self._passes(cell)
         if what(cell).steps == COMPUTE:
-            other = dataclasses.replace(cell, treatment="each_once")
-            tokens = self._tokens(self.loader(self._passes(other, what(other).passes)))
+            tokens = self._tokens(self.loader(self._passes(dataclasses.replace(cell, treatment="each_once"))))
             own = self.loader(config)
             steps = max(round(tokens * own.num_steps / self._tokens(own)), 1)
-            return self._limited(cell, own.num_steps, steps)
-        if what(cell).steps == MATCHED:
-            other = dataclasses.replace(cell, treatment="c2")
-            steps = self.loader(self._passes(other, what(other).passes)).num_steps
-            return self._limited(cell, self.loader(config).num_steps, steps)
-        return config
+        elif what(cell).steps == MATCHED:
+            paired = self._passes(dataclasses.replace(cell, treatment="c2"))
+            steps = num_steps(paired, self._corpus(paired))
+        else:
+            return config
+        asked = f"--epochs_per_granularity={self._base.granularity.epochs_per_granularity} for {cell.name}"
+        return lasting(config, steps, self._corpus(config), asked=asked)
 
-    def _limited(self, cell: Cell, once: int, steps: int) -> TrainConfig:
-        """The run of this number of steps, in as many passes as that takes."""
-        config = self._passes(cell, -(-steps // once))
-        return dataclasses.replace(config, run=dataclasses.replace(config.run, max_steps=steps))
-
-    def _passes(self, cell: Cell, passes: int) -> TrainConfig:
-        """The run of some passes over the records of its seed."""
+    def _passes(self, cell: Cell) -> TrainConfig:
+        """The options of a cell's passes over the records of its seed, whatever steps it is to have."""
         base, treatment = self._base, what(cell)
         path = self._train_path(cell.seed)
         granularity = dataclasses.replace(
             base.granularity,
             c_max=1,
             granularities=treatment.granularities,
-            epochs_per_granularity=passes * base.granularity.epochs_per_granularity,
+            epochs_per_granularity=treatment.passes * base.granularity.epochs_per_granularity,
             schedule=treatment.schedule,
         )
         return dataclasses.replace(
@@ -177,8 +174,11 @@ class RealRunner:
 
     def loader(self, config: TrainConfig) -> Loader:
         """Its batches, without hidden states."""
-        sources = inputs.materialise(config, self._directory)
-        return training_loader(config, training_corpus(config, sources, self._tokenizer), self._mesh)
+        return training_loader(config, self._corpus(config), self._mesh)
+
+    def _corpus(self, config: TrainConfig) -> Corpus:
+        """The training corpus of a run."""
+        return training_corpus(config, inputs.materialise(config, self._directory), self._tokenizer)
 
     def _tokens(self, loader: Loader) -> float:
         """The tokens that a run computes, from a sample of its batches."""
@@ -209,7 +209,9 @@ class RealRunner:
                 "questions": [self._config.pool_questions, self._config.process_bench_solutions],
                 "n": self._sizes,
             }
-        own = [cell.loss, dataclasses.asdict(what(cell)), cell.seed]
+            if named := _named_after_files(self._config.process_bench):
+                self._identity["subsets"] = named
+        own = [cell.loss, what(cell).identity(), cell.seed]
         train = digests.of_file(self._train_path(cell.seed))
         return digests.of_json({**self._identity, "cell": own, "train": train})
 
@@ -221,9 +223,21 @@ class RealRunner:
         config, directory = self.train_config(cell), self._cell_directory(cell)
         outcome = self._bench.run(config, self._sizes)
         result = RealResult(cell, _summary(outcome, self._fingerprint(cell)), outcome.arrays)
-        atomic.write_text(directory / "train.flags", config_files.flag_file(config))
-        write_result(directory / "result.npz", StoredResult(result.summary, outcome.arrays))
+        write_result(directory / "result.npz", StoredResult(result.summary, outcome.arrays), config)
         return result, outcome.train_seconds + outcome.evaluation_seconds
+
+
+def _named_after_files(paths: Sequence[str]) -> list[str]:
+    """The subsets of ProcessBench whose name is that of a file, which its content says nothing about."""
+    if not paths:
+        return []
+    given = (row.data or {} for file in expand(paths) for row in rows(file))
+    found: dict[str, None] = {}
+    for data, row in zip(given, read_process_bench(paths), strict=True):
+        name = row["subset"]
+        if not data.get("subset") and not re.fullmatch(rf"{re.escape(name)}-\d+", str(data.get("id", ""))):
+            found[name] = None
+    return list(found)
 
 
 def _summary(outcome: RealOutcome, fingerprint: str) -> dict[str, Any]:

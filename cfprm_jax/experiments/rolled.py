@@ -64,6 +64,11 @@ CONTRASTS = (
 )
 
 
+def suffix(rollouts: int, temperature: float) -> str:
+    """What the name of a training file has for its rollouts; of a temperature of 1, the default, nothing."""
+    return f"{rollouts}" if temperature == 1 else f"{rollouts}.temperature{temperature:g}"
+
+
 def write(source: pathlib.Path, target: pathlib.Path, complete: Complete, rollouts: int, separator: str) -> None:
     """Write the rows of a training set with "successes", "rollouts", "correct" and the question's own counts."""
     rows = [json.loads(line) for line in source.read_text().splitlines()]
@@ -137,7 +142,9 @@ def _right(problem: Problem | None, steps: Sequence[str]) -> int:
     return int(judge.judge(problem, steps).answer == problem.answer)
 
 
-def sampled(policy_directory: pathlib.Path, encoding: EncodingConfig, seed: int, mesh: Mesh) -> Complete:
+def sampled(
+    policy_directory: pathlib.Path, encoding: EncodingConfig, mesh: Mesh, *, temperature: float, seed: int
+) -> Complete:
     """Samples from a policy; the first texts of a prefix are the same for more rollouts, and in any company."""
     # transformers takes seconds to import.
     from cfprm_jax.inference.policy import open_policy
@@ -155,7 +162,7 @@ def sampled(policy_directory: pathlib.Path, encoding: EncodingConfig, seed: int,
             for prefix, start, ids in zip(prefixes, encoded, tokenised, strict=True)
         ]
         room = policy.config.backbone.longest[0] - max(len(prompt.tokens) for prompt in prompts)
-        sampling = Sampling(1.0, max_new_tokens=min(encoding.max_length, room), seed=seed)
+        sampling = Sampling(temperature, max_new_tokens=min(encoding.max_length, room), seed=seed)
         sampler = Sampler(policy, sampling, min(_BATCH_ROWS, rollouts * len(prompts)), mesh)
         # Depth first, a longer prompt before its own prefixes, is the order in which the sampler shares them.
         order = sorted(range(len(prompts)), key=lambda place: tuple(prompts[place].tokens.tolist()), reverse=True)

@@ -1,8 +1,8 @@
 """Runs a grid of cells, each in its own directory.
 
 The fingerprint of a cell is a hash of its options and of the content of its files. A cell whose directory contains the
-same fingerprint is skipped; any other is run, and its result written atomically as one file. Several processes may run
-one experiment: each takes cells that no other process has locked.
+same fingerprint is skipped, unless its run had fewer steps than it asked for; any other is run, and its result written
+atomically as one file. Several processes may run one experiment: each takes cells that no other process has locked.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from cfprm_jax.config import GranularityConfig
-from cfprm_jax.data.batching import BatchPlan
 from cfprm_jax.data.corpus import Corpus
 from cfprm_jax.data.encoding import Encoder, load_tokenizer
 from cfprm_jax.data.formats.files import expand
-from cfprm_jax.data.partition import shared_forest
+from cfprm_jax.data.loader import Loader
+from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import laboratory, oracle, rolled
 from cfprm_jax.experiments.cell import Bench, CellOutcome, TestSet, read_test, tokens_a_step
 from cfprm_jax.experiments.cell_runs import StoredResult, read_result, run_cells, write_result
 from cfprm_jax.experiments.grid import TREATMENTS, Cell
-from cfprm_jax.experiments.treatment import COMPUTE, EXACT, MATCHED, Treatment
+from cfprm_jax.experiments.treatment import ALL, COMPUTE, EXACT, MATCHED, MOST_PASSES, Treatment, lasting, num_steps
 from cfprm_jax.run import inputs
 from cfprm_jax.run.data import training_corpus, training_loader
 from cfprm_jax.run.options import TrainConfig
@@ -36,6 +35,8 @@ from cfprm_jax.runtime import atomic, config_files, digests, locks
 LABORATORY = "laboratory"
 # Raised when the same options would give other numbers, so that old cells are not taken for new ones.
 _VERSION = 2
+# The same for one way to count steps: it took trees before they are cut into rows, and batches of --batch_size alone.
+_STEPS_VERSIONS = {COMPUTE: 2}
 # Options that change no number, or that a cell's identity has in another form.
 _NOT_IN_IDENTITY = (
     *("output_dir", "compile_cache_dir", "data_cache_dir", "logger"),
@@ -87,7 +88,19 @@ class Runner:
         return run_cells(grid, self.cell_directory, self._load, self._run, line=_line, log=self._log)
 
     def prepare(self, grid: Sequence[Cell]) -> None:
-        """Make the laboratory's data of all cells."""
+        """Make the laboratory's data of all cells.
+
+        Raises:
+          UserError: a treatment that has more passes than a run may have, or as of making the laboratory.
+        """
+        passes = self._materials.base.granularity.epochs_per_granularity
+        for cell in grid:
+            most = MOST_PASSES // cell.what.passes
+            if passes > most:
+                raise UserError(
+                    f"--epochs_per_granularity={passes}: expected at most {most} with {cell.treatment!r}, which has "
+                    f"{cell.what.passes} times as many passes"
+                )
         for level in dict.fromkeys(cell.level for cell in grid):
             self._prepare(level, sorted({cell.seed for cell in grid if cell.level == level}))
 
@@ -105,6 +118,20 @@ class Runner:
 
     def train_config(self, cell: Cell) -> TrainConfig:
         """The options of the train command that give this cell's run, but for --output_dir."""
+        config, what = self._passes(cell), cell.what
+        if what.train_tokens:
+            return _frontier_config(config, what, self._corpus(config), self._mesh)
+        if what.steps == ALL:
+            return config
+        steps = max(self._steps(cell, config), 1)
+        asked = f"--epochs_per_granularity={self._materials.base.granularity.epochs_per_granularity} for {cell.name}"
+        found = lasting(config, steps, self._corpus(config), asked=asked)
+        if found.run.max_steps < steps:
+            self._log(f"steps       {cell.name}: {found.run.max_steps}, all that its granularities have, not {steps}")
+        return found
+
+    def _passes(self, cell: Cell) -> TrainConfig:
+        """The options of a cell's passes over its data, whatever steps it is to have."""
         base, what = self._materials.base, cell.what
         config = dataclasses.replace(
             base,
@@ -122,33 +149,35 @@ class Runner:
         if what.estimate:
             estimates = dataclasses.replace(base.read.estimates, estimate=what.estimate)
             config = dataclasses.replace(config, read=dataclasses.replace(base.read, estimates=estimates))
-        if what.train_tokens:
-            return _frontier_config(config, what, self._corpus(config, config.granularity), self._mesh)
+        return config
+
+    def _steps(self, cell: Cell, config: TrainConfig) -> int:
+        """The steps that a cell is to have, of these passes."""
+        base, what = self._materials.base, cell.what
         if what.steps == MATCHED:
-            paired = dataclasses.replace(base.granularity, c_max=1, granularities=TREATMENTS["c2"].granularities)
-            corpus = self._corpus(config, paired)
+            granularity = dataclasses.replace(base.granularity, c_max=1, granularities=TREATMENTS["c2"].granularities)
+            paired = dataclasses.replace(config, granularity=granularity)
+            corpus = self._corpus(paired)
             if config.packing.batch_tokens:
-                steps = training_loader(dataclasses.replace(config, granularity=paired), corpus, self._mesh).num_steps
-            else:
-                steps = sum(map(corpus.num_trajectories, paired.stages)) * paired.epochs_per_granularity
-                steps //= config.packing.batch_size
-        elif what.steps == EXACT:
+                return num_steps(paired, corpus)
+            trajectories = sum(map(corpus.num_trajectories, granularity.stages)) * granularity.epochs_per_granularity
+            return trajectories // config.packing.batch_size
+        if what.steps == EXACT:
             data = (str(self._levels[cell.level].train[cell.seed]),)
             exact = dataclasses.replace(config, train_data=data, read=base.read)
-            steps = training_loader(exact, self._corpus(exact, exact.granularity), self._mesh).num_steps
-            config = _with_passes(config, steps, self._corpus(config, config.granularity), self._mesh)
-        elif what.steps == COMPUTE:
-            plain = dataclasses.replace(base.granularity, granularities=("1",))
-            steps = _steps_of_shared(self._corpus(config, plain), plain, config, what.record_chunk)
-        else:
-            return config
-        return dataclasses.replace(config, run=dataclasses.replace(config.run, max_steps=max(steps, 1)))
+            return num_steps(exact, self._corpus(exact))
+        packing = dataclasses.replace(config.packing, packing="tree", record_chunk=what.record_chunk)
+        own, together = self._loader(config), self._loader(dataclasses.replace(config, packing=packing))
+        return round(own.num_steps * _tokens(together) / _tokens(own))
 
-    def _corpus(self, config: TrainConfig, granularity: GranularityConfig) -> Corpus:
-        """The training corpus of a run at other granularities."""
+    def _corpus(self, config: TrainConfig) -> Corpus:
+        """The training corpus of a run."""
         tokenizer = load_tokenizer(config.model.model, config.encoding.marker)
-        sources = inputs.materialise(config, pathlib.Path(config.run.output_dir))
-        return training_corpus(dataclasses.replace(config, granularity=granularity), sources, tokenizer)
+        return training_corpus(config, inputs.materialise(config, self._materials.directory), tokenizer)
+
+    def _loader(self, config: TrainConfig) -> Loader:
+        """The batches of a run."""
+        return training_loader(config, self._corpus(config), self._mesh)
 
     def _prepare(self, level: str, seeds: Sequence[int]) -> None:
         made = self._materials.laboratory
@@ -179,8 +208,8 @@ class Runner:
         """A training set with further fields, made where it is missing."""
         made = self._materials.laboratory
         assert made is not None
-        number = made.rollouts if kind in rolled.FILES else ""
-        own = path.with_name(f"{path.stem}.{kind}{number}.jsonl")
+        suffix = rolled.suffix(made.rollouts, made.sampling_temperature) if kind in rolled.FILES else ""
+        own = path.with_name(f"{path.stem}.{kind}{suffix}.jsonl")
         if own.exists():
             return own
         if kind in oracle.KINDS:
@@ -189,7 +218,10 @@ class Runner:
             rolled.keep_consensus(self._derived(path, rolled.ROLLED, cell), own, cell.seed)
         else:
             encoding = self._materials.base.encoding
-            complete = rolled.sampled(self.policy(cell.level), encoding, cell.seed, self._mesh)
+            policy = self.policy(cell.level)
+            complete = rolled.sampled(
+                policy, encoding, self._mesh, temperature=made.sampling_temperature, seed=cell.seed
+            )
             rolled.write(path, own, complete, made.rollouts, encoding.separator)
             self._log(f"rollouts    redundancy {cell.level}, seed {cell.seed}: {rolled.describe(own)}")
         return own
@@ -201,7 +233,9 @@ class Runner:
     def fingerprint(self, cell: Cell) -> str:
         """A hash of its options and of the content of its files."""
         options = config_files.as_dict(self._materials.base)
-        what = dataclasses.asdict(cell.what)
+        what = cell.what.identity()
+        if cell.what.train_tokens:
+            options["epochs_per_granularity"] = 1  # --train_tokens is as many passes as it takes
         for name in ("training_rows", "estimate"):
             if not what[name]:
                 del what[name]  # so that results from before this field stay valid
@@ -214,6 +248,8 @@ class Runner:
             "tests": [[test.name, self._digest(test.path)] for test in self.tests(cell.level)],
             "n": self._materials.sizes,
         }
+        if cell.what.steps in _STEPS_VERSIONS:
+            identity["steps"] = _STEPS_VERSIONS[cell.what.steps]
         return digests.of_json(identity)
 
     def _digest(self, path: pathlib.Path) -> str:
@@ -231,17 +267,9 @@ class Runner:
         outcome = self._bench.run(config, self.tests(cell.level), self._materials.sizes)
         summary = _summary(outcome, self.fingerprint(cell), self._materials.sizes)
         seconds = time.monotonic() - started
-        atomic.write_text(directory / "train.flags", config_files.flag_file(config))
         atomic.write_text(directory / "seconds.txt", f"{seconds:.2f}\n")
-        write_result(directory / "result.npz", StoredResult(summary, outcome.right))
+        write_result(directory / "result.npz", StoredResult(summary, outcome.right), config)
         return CellResult(cell, summary, outcome.right), seconds
-
-
-def _with_passes(config: TrainConfig, steps: int, corpus: Corpus, mesh: Mesh) -> TrainConfig:
-    """As many passes as a number of steps takes."""
-    own, passes = training_loader(config, corpus, mesh).num_steps, config.granularity.epochs_per_granularity
-    more = dataclasses.replace(config.granularity, epochs_per_granularity=max(passes, -(-steps * passes // own)))
-    return dataclasses.replace(config, granularity=more)
 
 
 def _line(result: CellResult) -> str:
@@ -252,20 +280,15 @@ def _frontier_config(config: TrainConfig, what: Treatment, corpus: Corpus, mesh:
     """The options of a run whose tokens are given: a step's, and all of it, in as many passes as that takes."""
     config = dataclasses.replace(
         config,
+        granularity=dataclasses.replace(config.granularity, epochs_per_granularity=1),
         loss=dataclasses.replace(config.loss, negative_weight=what.negative_weight or _balancing(corpus)),
         optimizer=dataclasses.replace(config.optimizer, learning_rate=what.learning_rate),
         packing=dataclasses.replace(config.packing, batch_tokens=what.batch_tokens),
     )
-    once = training_loader(config, corpus, mesh)
-    tokens = tokens_a_step(once)
+    tokens = tokens_a_step(training_loader(config, corpus, mesh))
     # Two digits, so that seeds share compiled steps: the schedule of another number of steps is another program.
     steps = max(int(float(f"{what.train_tokens / tokens:.1e}")), 1)
-    passes = -(-steps // once.num_steps)
-    return dataclasses.replace(
-        config,
-        granularity=dataclasses.replace(config.granularity, epochs_per_granularity=passes),
-        run=dataclasses.replace(config.run, max_steps=steps),
-    )
+    return lasting(config, steps, corpus, asked=f"--train_tokens={what.train_tokens}", tokens=tokens)
 
 
 def _balancing(corpus: Corpus) -> float:
@@ -279,15 +302,9 @@ def _balancing(corpus: Corpus) -> float:
     return once / max(odds(counts["negative_steps"], counts["labelled_steps"]), 1e-9)
 
 
-def _steps_of_shared(corpus: Corpus, plain: GranularityConfig, config: TrainConfig, record_chunk: int) -> int:
-    """Steps without shared prefixes that hold as many tokens as a whole run with them computes."""
-    plan = BatchPlan(corpus, plain, "tree", config.packing.batch_size, seed=config.run.seed, record_chunk=record_chunk)
-    shared = expanded = 0
-    for step in range(plan.num_steps):
-        tokens = [corpus[granularity][place].tokens for granularity, place in plan.batch(step)[1]]
-        shared += shared_forest(tokens).size
-        expanded += sum(map(len, tokens))
-    return round(plan.num_steps * shared / expanded)
+def _tokens(loader: Loader) -> int:
+    """The tokens that a run computes. Every batch counts: those of whole records differ by more than a sample shows."""
+    return sum(loader.batch(step).tokens_computed for step in range(loader.num_steps))
 
 
 def _summary(outcome: CellOutcome, fingerprint: str, sizes: Sequence[int]) -> dict[str, Any]:

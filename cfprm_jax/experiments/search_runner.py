@@ -26,7 +26,7 @@ from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.runner import Materials, Runner
 from cfprm_jax.inference.loaded import LoadedPRM
 from cfprm_jax.options import Options, option, whole_number
-from cfprm_jax.runtime import atomic, config_files, digests
+from cfprm_jax.runtime import digests
 from cfprm_jax.searching.methods import METHODS, SearchOptions, search
 from cfprm_jax.synthetic import judge
 
@@ -104,6 +104,8 @@ class SearchRunner:
         self._materials, self._config, self._mesh, self._log = materials, config, mesh, log
         self._settings = config.settings
         self._runner = Runner(materials, mesh, log)
+        assert materials.laboratory is not None
+        self._temperature = materials.laboratory.sampling_temperature
 
     def run(
         self, grid: Sequence[Cell], after: Callable[[Sequence[SearchResult]], object] = lambda _: None
@@ -116,7 +118,10 @@ class SearchRunner:
         return self._runner.cell_directory(cell)
 
     def _fingerprint(self, cell: Cell) -> str:
-        return digests.of_json([self._runner.fingerprint(cell), dataclasses.asdict(self._config)])
+        identity = [self._runner.fingerprint(cell), dataclasses.asdict(self._config)]
+        if self._temperature != 1:  # 1 is what searches had whatever the temperature, before it reached them
+            identity.append({"sampling_temperature": self._temperature})
+        return digests.of_json(identity)
 
     def _load(self, cell: Cell) -> SearchResult | None:
         stored = read_result(self._directory(cell) / "search.npz", lambda: self._fingerprint(cell))
@@ -128,9 +133,7 @@ class SearchRunner:
         made = cells.train(config, self._mesh)
         arrays = self._search(cell, made.loaded)
         summary = {"fingerprint": self._fingerprint(cell), "steps": made.setup.num_steps, "tokens": made.tokens}
-        directory = self._directory(cell)
-        atomic.write_text(directory / "train.flags", config_files.flag_file(config))
-        write_result(directory / "search.npz", StoredResult(summary, arrays))
+        write_result(self._directory(cell) / "search.npz", StoredResult(summary, arrays), config)
         return SearchResult(cell, summary, arrays), time.monotonic() - started
 
     def _search(self, cell: Cell, loaded: LoadedPRM) -> dict[str, np.ndarray]:
@@ -144,7 +147,7 @@ class SearchRunner:
 
         policy = open_policy(self._runner.policy(cell.level), "float32", self._mesh)
         encoding = self._materials.base.encoding
-        sampling = Sampling(1.0, max_new_tokens=encoding.max_length, seed=cell.seed)
+        sampling = Sampling(self._temperature, max_new_tokens=encoding.max_length, seed=cell.seed)
         arrays = {}
         for test in self._runner.tests(cell.level):
             rows = [json.loads(line) for line in test.path.read_text().splitlines()][: self._config.search_questions]

@@ -225,6 +225,31 @@ def test_resume(done, capsys):
     assert (done / "trunk" / "hidden.bin").stat().st_size == size
 
 
+def test_subsets_that_are_named_after_files(done, capsys):
+    """A file of another name is another subset, whose cells are run again; ids that name a subset need no file name."""
+    folder = done / "subsets"
+    folder.mkdir()
+    bench = [json.loads(line) for line in (done / "bench.jsonl").open()]
+
+    def ran(name: str, rows) -> list[str]:
+        for path in folder.glob("*.jsonl"):
+            path.unlink()
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        more = [f"--output_dir={folder / 'out'}", "--real_treatments=each_once", "--heldout_data=", "--pool="]
+        capsys.readouterr()
+        assert run(done, *more, f"--process_bench={folder / name}") == 0
+        (group,) = json.loads((folder / "out" / "results.json").read_text())["groups"]
+        cells = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cell ")]
+        return [name for name in group["metrics"] if name.startswith("ProcessBench")] + ["ran"] * len(cells)
+
+    assert ran("first.jsonl", bench) == ["ProcessBench tiny F1", "ran"]
+    assert ran("other.jsonl", bench) == ["ProcessBench tiny F1"]
+    numbered = [{**row, "id": place} for place, row in enumerate(bench)]
+    assert ran("first.jsonl", numbered) == ["ProcessBench first F1", "ran"]
+    assert ran("other.jsonl", numbered) == ["ProcessBench other F1", "ran"]
+    assert ran("other.jsonl", numbered) == ["ProcessBench other F1"]
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [

@@ -64,16 +64,15 @@ def test_samples_depend_on_their_own_prefix_alone(tmp_path) -> None:
     """Fewer rollouts are the first ones, whatever else is sampled."""
     pytest.importorskip("torch")
     directory, _ = write_language_model(tmp_path, tied=True)
-    complete = rolled.sampled(
-        directory,
-        EncodingConfig(system_prompt="", max_length=24),
-        1,
-        rules.make_mesh(DeviceConfig(), jax.devices()[:1]),
-    )
+    encoding, mesh = EncodingConfig(system_prompt="", max_length=24), rules.make_mesh(DeviceConfig(), jax.devices()[:1])
+    complete = rolled.sampled(directory, encoding, mesh, temperature=1.0, seed=1)
     prefixes = [(ROWS[0][0].question, *ROWS[0][1][:end]) for end in range(3)]
     many, few = complete(prefixes, 6), complete(prefixes[::-1][:2], 3)
     assert [texts[:3] for texts in many[:0:-1]] == few
     assert len({text for texts in many for text in texts}) == 18
+    # All rollouts at a temperature of 0 are the most probable text.
+    (greedy,) = rolled.sampled(directory, encoding, mesh, temperature=0.0, seed=1)(prefixes[:1], 6)
+    assert len(greedy) == 6 and len(set(greedy)) == 1
 
 
 def test_the_judge(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
