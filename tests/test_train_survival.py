@@ -45,9 +45,10 @@ def occupied(folder: pathlib.Path) -> int:
 def test_a_full_disk_costs_nothing_that_was_saved(tiny, small_disk) -> None:
     """Room for two checkpoints, not three: one line, no traceback, no hang; with more room the run resumes."""
     straight, _ = tiny.straight()
-    newest = occupied(straight / "checkpoints" / str(saving.newest(straight)))
+    # How many files Orbax merges differs by what else the machine does, and a checkpoint's size by a tenth.
+    largest = max(occupied(checkpoint) for checkpoint in (straight / "checkpoints").iterdir())
     others = occupied(straight) - occupied(straight / "checkpoints")
-    run = small_disk(others + newest * 5 // 2) / "run"
+    run = small_disk(others + largest * 5 // 2) / "run"
     given = [*tiny.arguments("full"), f"--output_dir={run}"]
     text = finish(tiny.start(given), status=2)
     failed = time.time()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -366,6 +367,6 @@ def _make_batch(
 
 
 def _shown(value: Any) -> str:
-    # The first digits distinguish two hashes.
+    # The first digits distinguish two hashes. Two paths may differ at their end.
     text = str(value)
-    return text if len(text) <= 60 else f"{text[:16]}..."
+    return f"{text[:16]}..." if re.fullmatch("[0-9a-f]{60,}", text) else text

@@ -216,11 +216,13 @@ def test_nothing_waits_for_replies_after_an_exception() -> None:
 
 
 INTERRUPTED = """
+import signal
 import sys
 import numpy as np
 from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.inference.sampler import Prompt, Sampling
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 engine = ServerEngine(sys.argv[1], "", Sampling(max_new_tokens=9), concurrency=2, seconds=600, retries=0)
 if sys.argv[2] == "complete":
     list(engine.complete([Prompt("q", np.array([1], np.int32))] * 5, 1))

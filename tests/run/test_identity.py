@@ -55,6 +55,12 @@ def test_a_model_is_identified_by_its_content(model, tmp_path) -> None:
         (("a", "x"), ("a", "y"), "content of the model was x and is y"),
         (("a", "x"), ("a", None), None),  # its weights are gone, and not needed
         (("a", "x"), ("b", None), "model was a and is b"),
+        # Paths are not cut: these differ at their end.
+        (
+            (f"{'models/' * 9}a", "x"),
+            (f"{'models/' * 9}b", None),
+            f"model was {'models/' * 9}a and is {'models/' * 9}b",
+        ),
         (("a", None), ("a", "y"), None),
         (("a", None), ("b", "y"), "model was a and is b"),
     ],
