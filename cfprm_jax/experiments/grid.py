@@ -133,7 +133,7 @@ def cells(
                 else:
                     chosen = [*treatments, *(GROUPING if row in packings else ())] if first else list(elsewhere)
                 out += [Cell(level, row, treatment, seed) for treatment in chosen]
-    return _not_empty(out, "--rows, --treatments, --levels, --other_level_treatments and --seeds")
+    return not_empty(out, "--rows, --treatments, --levels, --other_level_treatments and --seeds")
 
 
 def frontier_cells(
@@ -213,10 +213,10 @@ def _product(
         for row in rows
         for name in treatments(level, row)
     ]
-    return _not_empty(out, flags)
+    return not_empty(out, flags)
 
 
-def _not_empty(found: list[Cell], flags: str) -> list[Cell]:
+def not_empty(found: list[Cell], flags: str) -> list[Cell]:
     """The cells. UserError if there are none, of which there would be no report."""
     if not found:
         raise UserError(f"{flags} leave no cell")

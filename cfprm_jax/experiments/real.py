@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from cfprm_jax.errors import UserError
-from cfprm_jax.experiments.grid import ORM, ROWS, Cell, check_names
+from cfprm_jax.experiments.grid import ORM, ROWS, Cell, check_names, not_empty
 from cfprm_jax.experiments.treatment import ALL, COMPUTE, MATCHED, Treatment
 from cfprm_jax.options import Options, option
 
@@ -102,6 +101,4 @@ def real_cells(rows: Sequence[str], treatments: Sequence[str], seeds: Sequence[i
         for treatment in treatments
         if row != ORM or treatment in ORM_TREATMENTS
     ]
-    if not found:
-        raise UserError("--rows, --real_treatments and --seeds leave no cell")
-    return found
+    return not_empty(found, "--rows, --real_treatments and --seeds")
