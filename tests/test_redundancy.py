@@ -34,7 +34,7 @@ from cfprm_jax.losses import bce, loss_function
 from cfprm_jax.models import prm
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import init_params
-from cfprm_jax.run import model_card, warm_start
+from cfprm_jax.run import model_card, training_record, warm_start
 from cfprm_jax.run.data import refuse_without_redundancy
 from cfprm_jax.run.export import without_redundancy
 from cfprm_jax.training import step
@@ -371,7 +371,7 @@ def test_a_warm_start_from_a_prm_with_or_without_it(exported, tmp_path):
 
 def test_the_card_describes_how_to_read_it(exported):
     *_, encoding = exported
-    training = model_card.Training(3)
+    training = training_record.Training(3)
     exported = model_card.ExportedPRM(
         name="x",
         format="token_classification",

@@ -14,7 +14,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface.export import PEFT_ADAPTER, ExportReport, check_export, export
 from cfprm_jax.huggingface.peft import export_adapters
 from cfprm_jax.inference.loaded import LoadedAdapters, LoadedPRM, load_adapters, load_for_inference
-from cfprm_jax.run import model_card
+from cfprm_jax.run import model_card, training_record
 from cfprm_jax.run.options import ExportConfig
 from cfprm_jax.runtime import config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
@@ -106,14 +106,14 @@ def _texts(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) 
         model_type=loaded.config.backbone.model_type,
         redundancy=loaded.config.redundancy,
     )
-    training = model_card.read_training(_checkpoint(config, step))
+    training = training_record.read_training(_checkpoint(config, step))
     card = model_card.render(exported, training, _base_model(config, loaded, step))
     return {"README.md": card, "export.flags": config_files.flag_file(config)}
 
 
 def _base_model(config: ExportConfig, loaded: LoadedPRM | LoadedAdapters, step: int) -> str:
-    training = model_card.read_training(_checkpoint(config, step))
-    return config.base_model or model_card.base_model(training, loaded.config.backbone.to_hf())
+    training = training_record.read_training(_checkpoint(config, step))
+    return config.base_model or training_record.base_model(training, loaded.config.backbone.to_hf())
 
 
 def _shown(progress: ProgressLine) -> Callable[[int, int], None]:

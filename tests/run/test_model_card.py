@@ -22,7 +22,7 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.huggingface import loading
 from cfprm_jax.huggingface.export import FORMATS
 from cfprm_jax.models.config import PRMConfig
-from cfprm_jax.run import model_card, summary
+from cfprm_jax.run import model_card, summary, training_record
 from cfprm_jax.run.directory import write_corpus
 from cfprm_jax.runtime import config_files
 
@@ -95,14 +95,14 @@ def card_of(training, format="token_classification", encoding=None, base_model="
 
 
 def test_the_family_of_the_backbone_is_named():
-    text = model_card.render(exported(model_type="llama"), model_card.Training(1))
+    text = model_card.render(exported(model_type="llama"), training_record.Training(1))
     assert "LlamaForTokenClassification" in text and "Qwen2For" not in text and "\n- llama\n" in text
 
 
 def test_the_newest_checkpoint_with_everything(run):
-    training = model_card.read_training(run)
+    training = training_record.read_training(run)
     assert training.trained == {"2": 30, "1": 70}
-    base_model = model_card.hub_name(training.options["model"], {})
+    base_model = training_record.hub_name(training.options["model"], {})
     assert base_model == "Qwen/Qwen2.5-Math-7B"
     text = card_of(training, base_model=base_model)
     for line in (
@@ -123,20 +123,20 @@ def test_the_newest_checkpoint_with_everything(run):
 
 
 def test_passes_of_a_run_with_one_granularity(run):
-    training = model_card.read_training(run)
+    training = training_record.read_training(run)
     options = {**training.options, "granularities": ["1"], "epochs_per_granularity": 3}
     assert "| windows | C = 1, 3 passes over the data |" in card_of(dataclasses.replace(training, options=options))
 
 
 def test_a_run_in_another_dtype_is_compared_in_that_of_the_export(run):
-    training = model_card.read_training(run)
+    training = training_record.read_training(run)
     for dtype, noted in (("bfloat16", True), ("float32", False)):
         text = card_of(dataclasses.replace(training, options={**training.options, "dtype": dtype}))
         assert ("score --checkpoint=RUN --dtype=float32" in text) is noted
 
 
 def test_an_older_checkpoint_does_not_boast_of_the_newest(run):
-    training = model_card.read_training(run / "checkpoints" / "2")
+    training = training_record.read_training(run / "checkpoints" / "2")
     assert (training.step, training.trained) == (2, {"2": 30})
     text = card_of(training)
     assert "after step 2 of 4" in text and "| loss | 0.5000 |" in text and "| auroc | none |" in text
@@ -154,22 +154,22 @@ def test_an_older_checkpoint_does_not_boast_of_the_newest(run):
     ],
 )
 def test_random_weights_at_the_start_are_named(run, options, backbone):
-    training = model_card.read_training(run)
+    training = training_record.read_training(run)
     training = dataclasses.replace(training, options={**training.options, **options})
     assert f"| backbone | {backbone} |" in card_of(training)
     random = backbone.endswith("random weights")
-    base_model = model_card.base_model(training, {"_name_or_path": "Qwen/Qwen2.5-0.5B"})
+    base_model = training_record.base_model(training, {"_name_or_path": "Qwen/Qwen2.5-0.5B"})
     assert (training.random_start, base_model) == (random, "" if random else "Qwen/Qwen2.5-0.5B")
 
 
 def test_a_checkpoint_that_was_not_evaluated(run):
     """The card has a line in place of metrics; not where it has any, nor where it has no description of the run."""
-    training = model_card.read_training(run)
+    training = training_record.read_training(run)
     note = "\n## Evaluation\n\nThis checkpoint was not evaluated: its training run has no metrics of held-out questions"
     for held_out, best_of_n, noted in (({}, {}, True), (training.held_out, {}, False), ({}, RESULTS, False)):
         text = card_of(dataclasses.replace(training, held_out=held_out, best_of_n=best_of_n))
         assert (note in text) is noted and ("Held-out" in text) is bool(held_out)
-    assert note not in card_of(model_card.Training(step=7))
+    assert note not in card_of(training_record.Training(step=7))
 
 
 @pytest.mark.parametrize(
@@ -186,14 +186,14 @@ def test_a_damaged_file_beside_a_run_is_named(run, tmp_path, file, content, mess
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / file).write_text(content)
     with pytest.raises(UserError, match=f"{copy / file}: {message}"):
-        model_card.read_training(copy)
+        training_record.read_training(copy)
 
 
 def test_lines_of_metrics_that_are_damaged_are_passed_over(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     path = copy / "metrics.jsonl"
     path.write_text('[1]\n{"loss": 1}\nnull\n{"step": 1, "trajectories": 5}\n' + path.read_text())
-    assert model_card.read_training(copy) == model_card.read_training(run)
+    assert training_record.read_training(copy) == training_record.read_training(run)
 
 
 @pytest.mark.parametrize(
@@ -209,17 +209,17 @@ def test_lines_of_metrics_that_are_damaged_are_passed_over(run, tmp_path):
     ],
 )
 def test_all_that_changes_the_loss_is_named(run, options, loss):
-    training = model_card.read_training(run)
+    training = training_record.read_training(run)
     assert f"| loss | {loss} |" in card_of(dataclasses.replace(training, options={**training.options, **options}))
 
 
 def test_batches_of_several_granularities_are_named(run):
-    training = dataclasses.replace(model_card.read_training(run), trained={"mixed": 1200})
+    training = dataclasses.replace(training_record.read_training(run), trained={"mixed": 1200})
     assert "| trajectories trained on | 1,200 of all C, mixed in each batch |" in card_of(training)
 
 
 def test_a_run_without_a_description():
-    text = card_of(model_card.Training(step=7))
+    text = card_of(training_record.Training(step=7))
     assert "| checkpoint | after step 7 |" in text
     assert "Held-out" not in text and "Best-of-N" not in text and text.endswith("\n")
 
@@ -227,7 +227,7 @@ def test_a_run_without_a_description():
 @pytest.mark.parametrize("format", FORMATS)
 def test_front_matter_is_yaml_without_a_licence(format):
     yaml = pytest.importorskip("yaml")
-    _, front, _ = card_of(model_card.Training(1), format, base_model="Qwen/Qwen2.5-7B").split("---\n", 2)
+    _, front, _ = card_of(training_record.Training(1), format, base_model="Qwen/Qwen2.5-7B").split("---\n", 2)
     found = yaml.safe_load(front)
     assert found.keys() == {"base_model", "library_name", "pipeline_tag", "tags"}
     assert found["library_name"] == ("transformers" if format == "token_classification" else "vllm")
@@ -245,7 +245,7 @@ def test_front_matter_is_yaml_without_a_licence(format):
     ],
 )
 def test_only_a_certain_name_is_a_base_model(backbone, raw, expected):
-    assert model_card.hub_name(backbone, raw) == expected
+    assert training_record.hub_name(backbone, raw) == expected
 
 
 def blocks(text, language):
@@ -271,7 +271,7 @@ def test_the_code_of_the_card_runs(format, pooled, small, tmp_path, monkeypatch)
     """pooled: whether vLLM applies step pooling to the class."""
     config, params, tokenizer, encoding = small
     marker = marker_id(tokenizer, encoding.marker)
-    card = model_card.render(exported(format, encoding, marker), model_card.Training(1))
+    card = model_card.render(exported(format, encoding, marker), training_record.Training(1))
     loading.export(
         tmp_path / "prm", params, config, tokenizer, encoding, format=format, dtype="float32", texts={"README.md": card}
     )

@@ -21,7 +21,7 @@ from cfprm_jax.inference.load import PRM, open_prm
 from cfprm_jax.inference.prefix_scorer import PrefixScorer
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.rope_scaling import Llama3Scaling
-from cfprm_jax.run import model_card
+from cfprm_jax.run import model_card, training_record
 from cfprm_jax.serving.app import Service
 from cfprm_jax.serving.batching import BatchPolicy
 
@@ -126,7 +126,7 @@ def served(request, random_params, tiny_tokenizer, tmp_path_factory):  # noqa: F
         model_type=case.family,
         redundancy=case.redundancy,
     )
-    card = model_card.render(described, model_card.Training(1))
+    card = model_card.render(described, training_record.Training(1))
     root = tmp_path_factory.mktemp("served")
     params = random_params(config)
     loading.export(root / "prm", params, config, tiny_tokenizer, encoding, format=case.format, dtype=case.dtype)
