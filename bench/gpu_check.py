@@ -94,7 +94,7 @@ def main(config: CheckConfig) -> int:
             else:
                 result = run_part(config, part, clock.limit(kind))
             figures["parts"][part] = result
-            print("\n".join(describe(part, kind, result)), flush=True)
+            print("\n".join(describe(part, result)), flush=True)
             figures["seconds"] = clock.elapsed()
             figures["verdict"] = verdict(parts, figures["parts"])
             if config.output:  # after each part, so that what is there survives the next
@@ -200,7 +200,7 @@ def verdict(parts: dict[str, str], results: dict[str, dict[str, Any]]) -> list[s
     return found
 
 
-def describe(part: str, kind: str, result: dict[str, Any]) -> list[str]:
+def describe(part: str, result: dict[str, Any]) -> list[str]:
     """A part's lines of the report."""
     head = f"{part:<17}"
     lines = [f"{head}not here: {result['refused']}"] if "refused" in result else []

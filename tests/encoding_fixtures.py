@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -90,9 +89,3 @@ def scored() -> Callable[..., list[list[float]]]:
         return scores["tree"]
 
     return score
-
-
-def change_config(directory: Any, **changes: Any) -> None:
-    """Other values of config.json."""
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

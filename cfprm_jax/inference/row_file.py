@@ -105,7 +105,7 @@ def open_rows(
     output = pathlib.Path(output)
     check_output(output, "--output")
     partial, beside = output.with_name(f"{output.name}.partial"), output.with_name(f"{output.name}.config.json")
-    _check_resume(output, partial, beside, resume)
+    _check_resume(output, partial, resume)
     description = {**config, _FINGERPRINT: dict(fingerprint)}
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.exists():
@@ -138,7 +138,7 @@ def open_rows(
         _finish(file, partial, output)
 
 
-def _check_resume(output: pathlib.Path, partial: pathlib.Path, beside: pathlib.Path, resume: str) -> None:
+def _check_resume(output: pathlib.Path, partial: pathlib.Path, resume: str) -> None:
     if resume == "never" and output.exists():
         raise UserError(f"--output={output} already exists: choose another file, or remove it")
     if resume == "never" and partial.exists() and partial.stat().st_size:

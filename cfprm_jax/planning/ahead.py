@@ -198,11 +198,6 @@ def round_rows(rows: int, mesh: str, num_devices: int, accumulation: int) -> int
     return -(-rows // multiple) * multiple
 
 
-def state_bytes(planned: PlannedStep, accelerator: Gpu | Tpu) -> int:
-    """Bytes on each device of what a step updates."""
-    return bytes_on_a_device(build_for(planned, accelerator).abstract_state())
-
-
 def compile_lowered(lowered: Any) -> tuple[Any, int, str]:
     """A lowered program compiled, and the bytes that it takes on each device, its arguments among them.
 

@@ -107,7 +107,7 @@ def test_the_state_of_7b_is_made_without_float32_masters_beside_it() -> None:
     planned = planned_step(1, "Qwen2.5-Math-7B", "data=1", 8, "adamw_compact")
     begun = start.compile_start(planned, ACCELERATORS["h100-80gb"])
     print(f"start: {begun.total / GIB:.2f} GiB, {begun.what}")
-    state = ahead.state_bytes(planned, ACCELERATORS["h100-80gb"])
+    state = ahead.bytes_on_a_device(ahead.build_for(planned, ACCELERATORS["h100-80gb"]).abstract_state())
     largest_layer = 4 * 3584 * 18944
     assert begun.total < state + 2.2 * largest_layer
     assert begun.total < 41 * GIB

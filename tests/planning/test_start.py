@@ -38,7 +38,7 @@ def test_loading_needs_the_state_and_two_layers(optimizer: str, mesh: str, devic
     planned = dataclasses.replace(STEP, config=config, num_devices=devices)
     start = compile_start(planned, H100)
     assert start.what.startswith("loading backbone.layers.mlp.")
-    state = ahead.state_bytes(planned, H100)
+    state = ahead.bytes_on_a_device(ahead.build_for(planned, H100).abstract_state())
     assert 0.99 * state < start.total < state + 2.2 * LAYER / devices + 1e5
 
 
@@ -47,7 +47,7 @@ def test_random_initialisation_is_one_program() -> None:
     start = compile_start(dataclasses.replace(STEP, config=config), H100)
     assert start.what == "random initialisation"
     # No float32 masters of everything beside the state, only of a parameter or two.
-    state = ahead.state_bytes(STEP, H100)
+    state = ahead.bytes_on_a_device(ahead.build_for(STEP, H100).abstract_state())
     assert state < start.total < state + 2.5 * 8 * LAYER
 
 
@@ -62,7 +62,7 @@ def test_adapters_beside_frozen_weights() -> None:
     )
     planned = dataclasses.replace(STEP, config=config)
     adapters = 4 * trained * rank * (256 + 256 + 1024 + 256)
-    assert ahead.state_bytes(planned, H100) == 3 * (adapters + 4 * 257) + 4
+    assert ahead.bytes_on_a_device(ahead.build_for(planned, H100).abstract_state()) == 3 * (adapters + 4 * 257) + 4
     matrices = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024
     vectors = 2 * 256 + 256 + 2 * 128
     frozen = 2 * (512 * 256 + layers * (matrices + vectors) + 256)
