@@ -1,10 +1,11 @@
-"""Shared parts of the benches: the description of the machine, alternating runs, reference measures, JSON output.
+"""Shared parts of the benches: errors, the description of the machine, alternating runs, reference measures, JSON.
 
 Importing it loads neither JAX nor this package: some benches time that, or run processes that must not hold it.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -12,14 +13,53 @@ import os
 import pathlib
 import platform
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
+
+
+class ProgramError(RuntimeError):
+    """A program that a bench started has failed; the message has its own."""
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Run a bench and end the process, with an error as the commands print it: one line, and no traceback.
+
+    The status is 2 for an error of the user (an option, a file, a directory of a model), 1 for a program that the bench
+    started and that failed, and 130 for Ctrl-C. Any other exception keeps its traceback.
+    """
+    try:
+        sys.exit(main())
+    except ProgramError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:  # transformers raises it for directories that are none
+        where = "" if error.filename is None else f"{error.filename}: "
+        text = " ".join(str(error).split()) if error.strerror is None else error.strerror
+        print(f"error: {where}{text}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        errors = sys.modules.get("cfprm_jax.errors")  # a peer's environment has none
+        if errors is None or not isinstance(error, errors.UserError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"interrupted: {shlex.join(sys.argv)}", file=sys.stderr)
+        sys.exit(130)
+
+
+def positive(text: str) -> int:
+    """The type of an argument that counts something: a whole number from 1."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
 
 
 def select_devices(platform: str = "cpu") -> list[Any]:
@@ -141,7 +181,7 @@ def last_json(command: Sequence[str], environment: Mapping[str, str] | None = No
         preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
     )
     if run.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {run.stderr[-4000:]}")
+        raise ProgramError(f"{' '.join(command)}: {run.stderr[-4000:].strip()}")
     return json.loads(run.stdout.splitlines()[-1])
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from common import positive, run_main
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer, Qwen2Model
 
@@ -89,8 +90,8 @@ def main() -> None:
     parser.add_argument("--export", type=pathlib.Path, required=True)
     parser.add_argument("--scored", type=pathlib.Path, required=True)
     parser.add_argument("--torch", nargs="+", choices=tuple(WAYS), default=["float32"])
-    parser.add_argument("--questions", type=int, default=4)
-    parser.add_argument("--candidates", type=int, default=2)
+    parser.add_argument("--questions", type=positive, default=4)
+    parser.add_argument("--candidates", type=positive, default=2)
     options = parser.parse_args()
 
     candidates = encoded(options)
@@ -115,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

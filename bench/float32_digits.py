@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
-from common import select_devices
+from common import positive, run_main, select_devices
 
 from cfprm_jax.huggingface import loading
 from cfprm_jax.models.attention import attention
@@ -42,7 +42,7 @@ def open_torch(directory: pathlib.Path, dtype: torch.dtype) -> torch.nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--draws", type=positive, default=4)
     given = parser.parse_args()
     select_devices("cpu")
     config = PRMConfig(loading.read_config(given.directory)[0])
@@ -105,4 +105,4 @@ def layers(config: PRMConfig, params: dict, narrow: torch.nn.Module, wide: torch
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from common import take_turns, write_json
+from common import ProgramError, positive, run_main, take_turns, write_json
 
 _FLAGS = (
     *("--loss=bce", "--label_weight=node", "--record_chunk=0", "--row_shapes=1", "--eval_fraction=0"),
@@ -44,7 +44,7 @@ def run(flags: Sequence[str]) -> dict[str, float]:
         process.kill()
         process.wait()
         if len(ends) < 2:
-            raise RuntimeError(f"{' '.join(command)} ended before its second step, with status {process.returncode}")
+            raise ProgramError(f"{' '.join(command)} ended before its second step, with status {process.returncode}")
         lines = (pathlib.Path(directory) / "run" / "metrics.jsonl").read_text().splitlines()
         if len(lines) < len(ends):
             raise RuntimeError(f"{len(ends)} steps, but {len(lines)} lines of metrics")
@@ -61,9 +61,9 @@ def main() -> None:
     parser.add_argument("--train_data", required=True)
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--cache", required=True)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--batch_tokens", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=positive, default=4)
+    parser.add_argument("--batch_tokens", type=positive, default=1024)
+    parser.add_argument("--rounds", type=positive, default=2)
     parser.add_argument("--output", default="")
     parser.add_argument("flags", nargs="*")
     given = parser.parse_args()
@@ -87,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -20,6 +20,7 @@ import time
 
 import jax
 import numpy as np
+from common import positive, run_main
 
 from cfprm_jax.inference import loaded as loaded_prm
 from cfprm_jax.run.metrics import MEASURED
@@ -95,9 +96,9 @@ def rows(run: pathlib.Path) -> list[dict]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=positive, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=positive, default=1)
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
     parser.add_argument("flags", nargs="+", help="flags of train, after --")
     options = parser.parse_args()
@@ -126,4 +127,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

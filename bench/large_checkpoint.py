@@ -28,7 +28,7 @@ import tempfile
 import time
 from typing import Any
 
-from common import last_json, peak_memory, select_devices, write_json
+from common import last_json, peak_memory, positive, run_main, select_devices, write_json
 
 BUFFER = 8 << 20
 DEVICES = {"one device": 1, "fsdp=8": 8}
@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=pathlib.Path, help="config.json of the shape")
     parser.add_argument("--layers", type=int, default=0, help="0 keeps the number that config.json gives")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--cache", choices=("cold", "warm"), default="cold")
     parser.add_argument("--shard_gb", type=float, default=4.0, help="size of the shards written")
     parser.add_argument("--scratch", type=pathlib.Path, help="existing directory to write the checkpoint into")
@@ -250,4 +250,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from typing import Any
 
-from common import last_json, peak_memory, write_corpus, write_json
+from common import last_json, peak_memory, positive, run_main, write_corpus, write_json
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -62,12 +62,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--trajectories", type=int, default=1_000_000)
+    parser.add_argument("--trajectories", type=positive, default=1_000_000)
     parser.add_argument("--data", nargs="*", help="corpora to take instead of the synthetic one")
-    parser.add_argument("--c_max", type=int, default=1)
+    parser.add_argument("--c_max", type=positive, default=1)
     parser.add_argument("--packing", default="tree")
-    parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--batches", type=int, default=500)
+    parser.add_argument("--batch_size", type=positive, default=32)
+    parser.add_argument("--batches", type=positive, default=500)
     parser.add_argument("--output", help="JSON file for the figures")
     parser.add_argument("--cache_dir", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -87,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

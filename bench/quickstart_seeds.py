@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from common import write_json
+from common import positive, run_main, write_json
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METHODS = {
@@ -43,7 +43,7 @@ def train(seed: int, directory: pathlib.Path) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=positive, default=5)
     parser.add_argument("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/quickstart_seeds"))
     parser.add_argument("--output", type=pathlib.Path)
     options = parser.parse_args()
@@ -86,4 +86,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from common import last_json, select_devices, write_json
+from common import last_json, positive, run_main, select_devices, write_json
 
 
 def ours(options: argparse.Namespace) -> dict:
@@ -104,16 +104,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--questions", required=True)
-    parser.add_argument("--num_questions", type=int, default=2)
-    parser.add_argument("--num_candidates", type=int, default=64)
-    parser.add_argument("--max_new_tokens", type=int, default=512)
+    parser.add_argument("--num_questions", type=positive, default=2)
+    parser.add_argument("--num_candidates", type=positive, default=64)
+    parser.add_argument("--max_new_tokens", type=positive, default=512)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top_p", type=float, default=1.0)
     parser.add_argument("--top_k", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch_rows", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--batch_rows", type=positive, default=64)
+    parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--rounds", type=positive, default=2)
     parser.add_argument("--small", action="store_true", help="one question, 16 candidates of 24 tokens, one round")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--side", choices=tuple(SIDES), help=argparse.SUPPRESS)
@@ -158,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

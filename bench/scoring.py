@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 
-from common import last_json, select_devices, write_json
+from common import last_json, positive, run_main, select_devices, write_json
 
 from cfprm_jax.config import PACKINGS
 
@@ -85,13 +85,13 @@ def main() -> None:
     parser.add_argument("--peer")
     parser.add_argument("--model", required=True)
     parser.add_argument("--candidates", required=True)
-    parser.add_argument("--questions", type=int, default=6)
-    parser.add_argument("--per_question", type=int, default=32)
+    parser.add_argument("--questions", type=positive, default=6)
+    parser.add_argument("--per_question", type=positive, default=32)
     parser.add_argument("--packings", default="tree", help="of ours, comma-separated")
-    parser.add_argument("--batch_rows", type=int, default=8)
-    parser.add_argument("--max_length", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--batch_rows", type=positive, default=8)
+    parser.add_argument("--max_length", type=positive, default=2048)
+    parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--rounds", type=positive, default=2)
     parser.add_argument("--small", action="store_true", help="one question, 4 candidates, one round")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--scores", help=argparse.SUPPRESS)
@@ -153,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -112,10 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--clients", type=common.positive, default=64)
     parser.add_argument("--kills", type=float, default=0.1, help="share of requests whose client leaves")
-    parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--questions", type=common.positive, default=200)
+    parser.add_argument("--steps", type=common.positive, default=8)
     parser.add_argument("--cache", type=int, default=16384)
     parser.add_argument("--output", default="")
     options = parser.parse_args()
@@ -170,4 +170,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run_main(main)

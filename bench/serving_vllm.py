@@ -113,11 +113,11 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", default=os.environ.get("CFPRM_JAX_VLLM", "vllm"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--solutions", type=int, default=64, help="whole solutions a round")
-    parser.add_argument("--searches", type=int, default=16, help="solutions sent step by step a round")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=common.positive, default=5)
+    parser.add_argument("--clients", type=common.positive, default=8)
+    parser.add_argument("--solutions", type=common.positive, default=64, help="whole solutions a round")
+    parser.add_argument("--searches", type=common.positive, default=16, help="solutions sent step by step a round")
+    parser.add_argument("--steps", type=common.positive, default=12)
     parser.add_argument("--output", default="")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
@@ -167,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    common.run_main(main)

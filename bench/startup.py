@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from common import take_turns, write_json
+from common import ProgramError, positive, run_main, take_turns, write_json
 
 # The first word of a line of train -> what is done when it stands there.
 MARKS = {
@@ -66,7 +66,7 @@ def start(flags: Sequence[str], caches: pathlib.Path) -> dict[str, float]:
         process.wait()
         reader.join()
     if "step" not in found:
-        raise RuntimeError(f"{' '.join(command)} ended before its first step: {''.join(log)[-2000:]}")
+        raise ProgramError(f"{' '.join(command)} ended before its first step: {''.join(log)[-2000:]}")
     return parts(found, log)
 
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic")
     parser.add_argument("--train_data", default="synthetic")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--small", action="store_true", help="one round")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("flags", nargs="*", help="flags of train, behind --")
@@ -135,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from common import positive, run_main
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 SEPARATOR = "\n\n"
@@ -67,10 +68,10 @@ def labelled(rows: Sequence[tuple[list[int], list[int]]]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("--batch_size", type=int, default=32, help="trajectories an optimizer step")
-    parser.add_argument("--micro_batch", type=int, default=8, help="trajectories of a forward pass")
-    parser.add_argument("--steps", type=int, default=4, help="steps that are timed, besides a first one")
-    parser.add_argument("--max_length", type=int, default=2048)
+    parser.add_argument("--batch_size", type=positive, default=32, help="trajectories an optimizer step")
+    parser.add_argument("--micro_batch", type=positive, default=8, help="trajectories of a forward pass")
+    parser.add_argument("--steps", type=positive, default=4, help="steps that are timed, besides a first one")
+    parser.add_argument("--max_length", type=positive, default=2048)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--first_rows", type=int, default=0, help="print the loss of this many rows instead")
@@ -137,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

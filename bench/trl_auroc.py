@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 import torch
+from common import positive, run_main
 from datasets import Dataset
 from scipy.stats import rankdata
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TrainerCallback
@@ -93,13 +94,13 @@ class Clock(TrainerCallback):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--every", type=int, default=50)
-    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--steps", type=positive, required=True)
+    parser.add_argument("--every", type=positive, default=50)
+    parser.add_argument("--batch_size", type=positive, default=32)
     parser.add_argument("--learning_rate", type=float, default=1e-5)
     parser.add_argument("--warmup", type=float, default=0.1)
     parser.add_argument("--adam_b2", type=float, default=0.999)
-    parser.add_argument("--max_length", type=int, default=2048)
+    parser.add_argument("--max_length", type=positive, default=2048)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -144,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -13,6 +13,7 @@ import pathlib
 import tempfile
 
 import torch
+from common import run_main
 from datasets import Dataset
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 from trl.experimental.prm import PRMConfig, PRMTrainer
@@ -57,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

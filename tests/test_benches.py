@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import json
@@ -187,6 +188,7 @@ def test_a_start_that_fails_raises_its_reason(bench: types.SimpleNamespace, tmp_
         ("linear_probe", ["--seeds="], "--seeds is empty"),
         ("linear_probe", ["--seeds=one"], "--seeds: 'one' is not a whole number"),
         ("linear_probe", ["--state_of=nothing"], "--state_of=nothing is not among"),
+        ("large_checkpoint", ["--config=absent.json"], "absent.json"),
         ("redundancy_pairs", [], "--scores and --train are required"),
         ("redundancy_pairs", ["--scores=absent.jsonl", "--train=absent.jsonl"], "absent.jsonl"),
     ],
@@ -199,6 +201,46 @@ def test_errors_of_users_are_one_line(
         runpy.run_path(str(ROOT / "bench" / f"{name}.py"), run_name="__main__")
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and line.startswith("error: ") and message in line
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "a.json"), 2, "error: a.json: No such file or directory\n"),
+        (OSError("a is no\nmodel"), 2, "error: a is no model\n"),
+        (UserError("--seeds is empty"), 2, "error: --seeds is empty\n"),
+        (KeyboardInterrupt(), 130, "interrupted: bench --rounds=2\n"),
+    ],
+)
+def test_a_bench_ends_as_a_command_does(bench, monkeypatch, capsys, error, status, line) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--rounds=2"])
+
+    def main() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        bench.common.run_main(main)
+    assert (ended.value.code, capsys.readouterr().err) == (status, line)
+
+
+def test_a_bench_passes_on_a_status_and_the_faults_of_programs(bench, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.common.run_main(lambda: 3)
+    assert ended.value.code == 3
+    failing = [sys.executable, "-c", "raise SystemExit('no such thing')"]
+    with pytest.raises(SystemExit) as ended:
+        bench.common.run_main(lambda: bench.common.last_json(failing))
+    error = capsys.readouterr().err
+    assert ended.value.code == 1 and error.startswith("error: ") and error.endswith(": no such thing\n")
+    with pytest.raises(ZeroDivisionError):  # a fault of the bench itself
+        bench.common.run_main(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "²", ""])
+def test_what_is_counted_is_a_whole_number_from_1(bench, text) -> None:
+    assert bench.common.positive("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number from 1"):
+        bench.common.positive(text)
 
 
 def test_rows_without_their_fields_are_errors(bench: types.SimpleNamespace, tmp_path: pathlib.Path) -> None:
