@@ -27,6 +27,7 @@ from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import Params
 from cfprm_jax.models.partition import without_trunk
 from cfprm_jax.models.placement import unconstrained
+from cfprm_jax.runtime import determinism
 from cfprm_jax.sharding import rules
 
 Item = tuple[str, Sequence[str]]
@@ -84,6 +85,7 @@ class Scorer:
         *,
         mesh: Mesh | None = None,
         trunk: CachedTrunk | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Creates a scorer for a PRM whose parameters are sharded over the mesh.
 
@@ -95,6 +97,7 @@ class Scorer:
           mesh: rows are sharded over its data and fsdp axes; None is a single device.
           trunk: computes the lowest layers, or reads their output from a cache; the PRM's parameters may then be those
             above it alone.
+          deterministic: compiled to give the same bits every time (:mod:`cfprm_jax.runtime.determinism`).
 
         Raises:
           UserError: rows are shorter than the model's max_length.
@@ -126,7 +129,9 @@ class Scorer:
 
         # Every process reads all scores, which are few.
         everywhere = None if mesh is None else rules.replicated(mesh)
-        self._forward = jax.jit(forward, out_shardings=everywhere)
+        platform = (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform
+        options = determinism.compiler_options(deterministic, platform)
+        self._forward = jax.jit(forward, out_shardings=everywhere, compiler_options=options)
 
     def with_params(self, params: Params) -> Scorer:
         """The same for other parameters of the same network, laid out alike; nothing is compiled again for them."""

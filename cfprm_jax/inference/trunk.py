@@ -223,10 +223,15 @@ def open_cache(
     return TrunkCache(path, identity, network.backbone.hidden_size, network.dtype)
 
 
-def for_scoring(option: str, loaded: LoadedPRM, model: str | pathlib.Path, mesh: Mesh) -> CachedTrunk | None:
+def for_scoring(
+    option: str, loaded: LoadedPRM, model: str | pathlib.Path, mesh: Mesh, *, deterministic: bool = False
+) -> CachedTrunk | None:
     """The trunk of a run of train that froze layers, with the cache that --cache_frozen names; None for "off".
 
     Runs that froze the same layers of the same weights share a cache, whatever they trained above.
+
+    Args:
+      deterministic: as of :class:`TrunkComputation`.
 
     Raises:
       UserError: no layers of the PRM are frozen, or as of :func:`open_cache`.
@@ -240,7 +245,8 @@ def for_scoring(option: str, loaded: LoadedPRM, model: str | pathlib.Path, mesh:
         )
     cache = open_cache(option, partition, frozen.backbone_directory(record), loaded.tokenizer)
     params, layers = loaded.params, partition.frozen_layers
-    return CachedTrunk(TrunkComputation(partition, lambda: trunk_of(params, layers), mesh), cache)
+    computation = TrunkComputation(partition, lambda: trunk_of(params, layers), mesh, deterministic=deterministic)
+    return CachedTrunk(computation, cache)
 
 
 def identity_of(

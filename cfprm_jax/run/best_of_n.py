@@ -30,10 +30,10 @@ def score(
     """
     checkpoint = output_dir / retention.CHECKPOINTS / str(step)  # this one or none: not an older one
     loaded = load.open_prm(checkpoint, config.model.dtype, config.model.attention, mesh)
-    cached = None
+    cached, same = None, config.model.deterministic
     if config.frozen.cached and jax.process_count() == 1:
-        cached = trunk.for_scoring(config.frozen.cache_frozen, loaded, checkpoint, mesh)
-    return list(scored_questions(questions, Scorer(loaded, mesh=mesh, trunk=cached)))
+        cached = trunk.for_scoring(config.frozen.cache_frozen, loaded, checkpoint, mesh, deterministic=same)
+    return list(scored_questions(questions, Scorer(loaded, mesh=mesh, trunk=cached, deterministic=same)))
 
 
 def write(config: TrainConfig, scored: list[Question], output_dir: pathlib.Path) -> str:

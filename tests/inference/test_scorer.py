@@ -17,7 +17,18 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.inference.scorer import Scorer
 from cfprm_jax.models import prm
 from cfprm_jax.models.parameters import param_specs
+from cfprm_jax.runtime import determinism
 from cfprm_jax.sharding import rules
+
+
+def test_a_deterministic_scorer_is_compiled_with_the_options_of_determinism(loaded, items, monkeypatch) -> None:
+    """Shown by an option that XLA does not know, since on CPUs there are none."""
+    monkeypatch.setattr(
+        determinism, "compiler_options", lambda asked, platform: {"no_such_option": True} if asked else {}
+    )
+    assert Scorer(loaded).score(items[:1])[0] is not None
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        Scorer(loaded, deterministic=True).score(items[:1])
 
 
 @pytest.fixture(scope="module")
