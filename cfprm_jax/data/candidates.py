@@ -72,6 +72,12 @@ def read_candidates(paths: Paths) -> Iterator[Question]:
       UserError: naming file, line and field of an invalid value; a question that occurs twice (the same id and
         dataset); or a file that is missing, empty or damaged.
     """
+    return (question for question, _ in read_candidates_by_bytes(paths))
+
+
+def read_candidates_by_bytes(paths: Paths) -> Iterator[tuple[Question, float]]:
+    """As :func:`read_candidates`, each question with the number of bytes of the files up to its end."""
+    before = 0
     seen: dict[tuple[str | None, str | int], str] = {}
     for file in expand(paths):
         for row in rows(file):
@@ -83,7 +89,8 @@ def read_candidates(paths: Paths) -> Iterator[Question]:
             if key in seen:
                 raise UserError(f'{source}: "id" {question.id!r} was already that of {seen[key]}')
             seen[key] = source
-            yield question
+            yield question, before + row.fraction * file.size
+        before += file.size
 
 
 def parse_question(row: dict[str, Any], source: str) -> Question:

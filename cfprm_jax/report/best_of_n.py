@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cfprm_jax.data.candidates import Question, read_candidates
-from cfprm_jax.data.formats.files import require
+from cfprm_jax.data.candidates import Question, read_candidates_by_bytes
+from cfprm_jax.data.formats.files import expand, require
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics, equal_cost
 from cfprm_jax.evaluation.options import USUAL_SIZES, BonConfig, fitting_sizes
@@ -67,8 +66,10 @@ def run(config: BonConfig, log: Callable[[str], None]) -> BestOfNResult:
     if config.sizes:
         log(f"best of n   n = {', '.join(map(str, config.sizes))}; {options}")
     progress = ProgressLine("grading")
-    second = _watched(read(config.input2), progress) if config.input2 else None
-    result = evaluate(_watched(read(config.input), progress), config, second)
+    sizes = [file.size for inputs in (config.input, config.input2) if inputs for file in expand(inputs)]
+    graded = GradingProgress(progress, sum(sizes))
+    second = graded.watched(config.input2) if config.input2 else None
+    result = evaluate(graded.watched(config.input), config, second)
     progress.clear()
     if not config.sizes:
         log(f"best of n   n = {_fitted(result.outcome)}; {options}")
@@ -166,33 +167,50 @@ def write(result: BestOfNResult, directory: str | pathlib.Path) -> None:
     page.write(result.outcome, result.page, pathlib.Path(directory) / results.PAGE)
 
 
-def read(inputs: Sequence[str]) -> Iterator[Question]:
+def read(inputs: Sequence[str], seen: Callable[[float], object] = lambda _: None) -> Iterator[Question]:
     """The questions of --input or --input2, a file or pattern each. Of several, rows without a data set get its name.
+
+    Args:
+      seen: called before each question with the bytes of the inputs up to its end.
 
     Raises:
       UserError: what read_candidates raises, or a question of one data set that occurs in two inputs.
     """
-    seen: dict[tuple[str | None, str | int], str] = {}
+    known: dict[tuple[str | None, str | int], str] = {}
+    before = 0.0
     for name in inputs:
-        for question in read_candidates(name):
+        for question, size in read_candidates_by_bytes(name):
+            seen(before + size)
             if len(inputs) > 1 and question.dataset is None:
                 question = dataclasses.replace(question, dataset=pathlib.Path(name).name.partition(".json")[0])
             key = (question.dataset, question.id)
-            if key in seen:
-                raise UserError(f'{question.source}: "id" {question.id!r} was already that of {seen[key]}')
-            seen[key] = question.source
+            if key in known:
+                raise UserError(f'{question.source}: "id" {question.id!r} was already that of {known[key]}')
+            known[key] = question.source
+            yield question
+        before += sum(file.size for file in expand(name))
+
+
+class GradingProgress:
+    """The progress line of a grading: questions, and the share of the input that they are."""
+
+    def __init__(self, line: ProgressLine, size: int) -> None:
+        """Takes the size of all inputs in bytes."""
+        self._line, self._size = line, size
+        self._questions, self._bytes = 0, 0.0
+
+    def watched(self, inputs: Sequence[str]) -> Iterator[Question]:
+        """The questions of inputs, one after the other, with the line."""
+        before, ends = self._bytes, [0.0]
+        for question in read(inputs, ends.append):
+            self._line.show(self._text, min(self._bytes / max(self._size, 1), 1.0))
+            self._questions += 1
+            self._bytes = before + ends[-1]
+            ends.clear()
             yield question
 
-
-def _watched(questions: Iterable[Question], progress: ProgressLine) -> Iterator[Question]:
-    """The same questions, with a progress line of how many are graded."""
-    for number, question in enumerate(questions):
-        progress.show(functools.partial(_graded, number, progress))
-        yield question
-
-
-def _graded(number: int, progress: ProgressLine) -> str:
-    return f"{number:,} questions, {number / progress.elapsed:,.1f} questions/s"
+    def _text(self) -> str:
+        return f"{self._questions:,} questions, {self._questions / self._line.elapsed:,.1f} questions/s"
 
 
 def _check_directory(directory: pathlib.Path) -> None:
