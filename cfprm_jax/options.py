@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cfprm_jax.errors import UserError
@@ -59,6 +59,32 @@ class Options:
                 object.__setattr__(self, field.name, _checked(f"--{field.name}", value, field.metadata))
             elif isinstance(field.default_factory, type) and not isinstance(value, field.default_factory):
                 raise UserError(f"{field.name}={value!r:.80} is no {field.default_factory.__name__}")
+
+
+def refuse_unused(config: Options, names: Iterable[str], purpose: str) -> None:
+    """Refuses options that have no effect beside the others, unless they have their defaults.
+
+    Args:
+      names: of fields of config that nothing reads.
+      purpose: what they are for, and what was found instead: "--loss=q_ranking, not bce".
+
+    Raises:
+      UserError: naming the first of them that has another value.
+    """
+    fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    for name in names:
+        value = getattr(config, name)
+        if value != fields[name].default:
+            raise UserError(f"--{name}={_as_flag(value)} is for {purpose}")
+
+
+def _as_flag(value: Any) -> str:
+    """A value as it is written in a flag."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return _shown(",".join(value) if isinstance(value, tuple) else value)
 
 
 def _checked(flag: str, value: Any, meta: Any) -> Any:

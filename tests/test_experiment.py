@@ -26,19 +26,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 GRID = [
     f"--flagfile={ROOT / 'configs' / 'lab' / 'base.flags'}",
     "--rows=bce,q_ranking",
-    "--treatments=plain,plain_matched,c2",
-    "--levels=some,none",
-    "--other_level_treatments=plain_matched,c2",
-    "--grouping_rows=q_ranking",
     "--seeds=0,1",
     "--n=4,8",
     "--subsets=first",
+    "--batch_size=16",
+]
+TABLE = [
+    "--treatments=plain,plain_matched,c2",
+    "--grouping_rows=q_ranking",
+]
+LABORATORY = [
+    "--levels=some,none",
+    "--other_level_treatments=plain_matched,c2",
     "--demonstrations=4800",
     "--train_problems=12",
     "--solutions_per_problem=8",
     "--test_questions=8",
     "--candidates=8",
-    "--batch_size=16",
 ]
 
 
@@ -46,7 +50,8 @@ def configure(directory, *more):
     # Cells that run again, here and as runs of train, have the same programs.
     caches = [f"--data_cache_dir={directory / 'data'}", f"--compile_cache_dir={directory / 'compiled'}"]
     return flags.parse(
-        options.ExperimentConfig, ["experiment", *GRID, f"--output_dir={directory / 'out'}", *caches, *more]
+        options.ExperimentConfig,
+        ["experiment", *GRID, *TABLE, *LABORATORY, f"--output_dir={directory / 'out'}", *caches, *more],
     )
 
 
@@ -231,14 +236,52 @@ def test_a_prm_as_model_is_taken_as_train_takes_it(tmp_path):
     prm, data = export_random(tmp_path / "model", tmp_path / "prm"), tmp_path / "data.jsonl"
     data.touch()
     more = [f"--model={prm}", f"--train_data={data}", f"--tests=a={data}", "--marker=<|im_end|>"]
+    config = flags.parse(options.ExperimentConfig, ["experiment", *GRID, f"--output_dir={tmp_path / 'out'}", *more])
     with pytest.raises(UserError, match=r"--marker=<\|im_end\|>, but .* was trained with the marker <extra_0>"):
-        run.run(configure(tmp_path, *more), print)
+        run.run(config, print)
 
 
 @pytest.mark.parametrize("grid", ["frontier", "real"])
 def test_other_grids_have_their_own_label_weights(tmp_path, grid):
     with pytest.raises(UserError, match=f"--label_weight=node is for --grid=table, not --grid={grid}"):
         run.run(configure(tmp_path, "--label_weight=node", f"--grid={grid}"), print)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--search_n=2", "--search_n=2 is for --grid=search, not --grid=table"),
+        ("--grid=search --together=1", "--together=1 is for --grid=frontier, not --grid=search"),
+        ("--train_records=5", "--train_records=5 is for --grid=real, not --grid=table"),
+        ("--grid=oracle --treatments=c2", "--treatments=c2 is for --grid=table, not --grid=oracle"),
+        ("--train_data=a --tests=b=c --candidates=8", "--candidates=8 is for --train_data=laboratory, not data of"),
+        ("--train_data=a --tests=b=c --levels=some", "--levels=some is for --train_data=laboratory"),
+        ("--levels=some --other_level_treatments=c2", "--other_level_treatments=c2 is for several --levels"),
+        ("--rollouts=4", "--rollouts=4 is for --grid=labels, not --grid=table"),
+        ("--rows=bce,orm --grouping_rows= --margin=2", "--margin=2 is for rows of q_ranking"),
+        (
+            "--grid=real --rows=mse --ranking_negatives=question",
+            "--ranking_negatives=question is for rows of q_ranking",
+        ),
+    ],
+)
+def test_options_without_effect_are_refused(given, message):
+    config = flags.parse(options.ExperimentConfig, ["experiment", "--output_dir=o", *given.split()])
+    with pytest.raises(UserError, match=message):
+        run.run(config, print)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--grid=labels --rollouts=4 --levels=some",
+        "--grid=frontier --together=1 --margin=2",
+        "--rows=bce --margin=2",  # --grouping_rows has q_ranking
+        "--grid=search --treatments=plain,plain_matched,c2,c3,c4,shuffled,fine_to_coarse --train_records=300",
+    ],
+)
+def test_options_with_an_effect_or_at_their_defaults_pass(given):
+    options.refuse_unused(flags.parse(options.ExperimentConfig, ["experiment", *given.split()]))
 
 
 def test_a_laboratory_is_not_mixed_up(done):

@@ -12,6 +12,7 @@ import pytest
 import cfprm_jax
 from cfprm_jax import export, flags
 from cfprm_jax.config import EncodingConfig, GranularityConfig, LossConfig, ModelConfig, OptimizerConfig
+from cfprm_jax.errors import UserError
 from cfprm_jax.models.config import BackboneConfig, PRMConfig
 from cfprm_jax.models.parameters import map_specs, param_specs
 from cfprm_jax.models.prm import apply
@@ -92,6 +93,12 @@ def test_a_run_directory_becomes_what_transformers_loads(tokenizer, tmp_path, ca
     # A second export does not write over the first.
     assert run(f"--checkpoint={tmp_path / 'run'}", f"--output_dir={out}") == 2
     assert f"error: --output_dir={out} " in capsys.readouterr().err
+
+
+def test_a_private_repository_is_one_that_is_pushed() -> None:
+    with pytest.raises(UserError, match="--private=false is for exports with --push_to_hub"):
+        flags.parse(export.ExportConfig, ["export", "--private=false"])
+    assert not flags.parse(export.ExportConfig, ["export", "--private=false", "--push_to_hub=a/b"]).private
 
 
 @pytest.mark.parametrize("format", ["process_reward_model", "reward_model"])

@@ -236,11 +236,39 @@ def test_every_number_of_a_command_has_bounds_that_python_callers_get_too(name):
             "--granularities: '9+.*' is not a whole number",
         ),
         (lambda: Command(read="a"), "read='a' is no ReadConfig"),
+        (lambda: config.EstimateConfig(after_first_error="keep"), "=keep is for an --estimate from counts of rollouts"),
+        (
+            lambda: config.EstimateConfig(estimate="soft", relative_threshold=0.5),
+            "--relative_threshold=0.5 is for --estimate=relative, not soft",
+        ),
+        (
+            lambda: config.ReadConfig(data_format="stepwise", neutral="drop"),
+            "--neutral=drop is for --data_format=prm800k and ratings, not stepwise",
+        ),
+        (
+            lambda: config.ReadConfig(data_format="ratings", alternatives=False),
+            "--alternatives=false is for --data_format=prm800k, not ratings",
+        ),
+        (
+            lambda: config.ReadConfig(data_format="prm800k", estimates=config.EstimateConfig(estimate="hard")),
+            "--estimate=hard is for --data_format=stepwise and math_aps, not prm800k",
+        ),
     ],
 )
 def test_python_callers_get_the_errors_that_flags_give(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_options_without_effect_pass_at_their_defaults() -> None:
+    given = config.EstimateConfig(estimate="soft", hard_threshold=1, unrolled="positive", relative_threshold=0.8)
+    assert config.ReadConfig(data_format="stepwise", neutral="positive", alternatives=True, estimates=given)
+    assert config.ReadConfig(neutral="drop", alternatives=False, estimates=given)  # files of several formats
+    options.refuse_unused(given, ["hard_threshold", "unrolled"], "nothing")
+    with pytest.raises(UserError, match=r"^--estimate=soft is for nothing$"):
+        options.refuse_unused(given, ["hard_threshold", "estimate"], "nothing")
+    with pytest.raises(UserError, match=r"^--lora_targets=a,b is for nothing$"):
+        options.refuse_unused(config.LoraConfig(lora_targets=("a", "b")), ["lora_alpha", "lora_targets"], "nothing")
 
 
 def test_a_list_that_python_gives_is_kept_as_a_tuple():

@@ -40,9 +40,12 @@ def policy(tokenizer):
 
 
 def run(world, output, *arguments, source=None):
-    base = [f"--model={world.model}", f"--input={source or world.candidates}", f"--output={output}", "--grader=exact"]
-    more = ["--system_prompt=", "--max_new_tokens=64", "--request_retries=0"]
-    return flags.run(LabelConfig, label.main, ["label", *base, *more, *arguments])
+    base = [f"--input={source or world.candidates}", f"--output={output}", "--grader=exact"]
+    if "--method=consensus" not in arguments:
+        base += [f"--model={world.model}", "--system_prompt=", "--max_new_tokens=64"]
+    if any(argument.startswith("--engine=") for argument in arguments):
+        base.append("--request_retries=0")
+    return flags.run(LabelConfig, label.main, ["label", *base, *arguments])
 
 
 def lines(path):
@@ -503,13 +506,36 @@ def test_prefixes_that_are_too_long_and_solutions_without_steps(world, policy, t
         (["--method=tree", "--pieces=4", "--write=rest_mcts"], "--write=rest_mcts: its values count steps"),
         (["--min_rate=0.9", "--max_rate=0.1"], "--min_rate=0.9 is above --max_rate=0.1"),
         (["--step_separator="], "--step_separator is empty"),
-        (["--method=consensus"], "--method=consensus needs --judge"),
+        (["--method=consensus"], "--write_requests=/nowhere/r.jsonl is for methods that sample, not --method=consen"),
+        (["--searches=5"], "--searches=5 is for --method=tree, not sweep"),
+        (["--method=tree", "--write=math_aps", "--tree_rows=paths"], "--tree_rows=paths is for --write=stepwise, not"),
+        (["--roll_right"], "--roll_right=true is for --method=bisect, not sweep"),
+        (["--method=bisect", "--nostop_at_zero"], "--stop_at_zero=false is for --method=sweep, and bisect with"),
+        (["--judge=v.jsonl"], "--judge=v.jsonl is for --method=consensus, not sweep"),
+        (["--batch_rows=8"], "--batch_rows=8 is for sampling in this process, not by --engine"),
+        (["--concurrency=8"], "--concurrency=8 is for policies behind --engine"),
         (["--engine=http://x/v1", "--completions=a"], "give one"),
         (["--max_new_tokens=1000000"], "--max_new_tokens=1000000 leaves no room in the model's"),
     ],
 )
 def test_flags_that_do_not_go_together(world, tmp_path, capsys, arguments, message) -> None:
     assert run(world, tmp_path / "out.jsonl", "--write_requests=/nowhere/r.jsonl", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--method=consensus needs --judge"),
+        (["--judge=v", "--rollouts=4"], "--rollouts=4 is for methods that sample, not --method=consensus"),
+        (["--judge=v", "--temperature=1"], "--temperature=1 is for methods that sample, not --method=consensus"),
+        (["--judge=v", "--judge_tokens=64"], "--judge_tokens=64 is for --write_judge_requests"),
+        (["--judge=v", "--write_judge_requests=r"], "--write_judge_requests writes requests, and no rows: leave out"),
+    ],
+)
+def test_flags_of_a_judge_that_do_not_go_together(world, tmp_path, capsys, arguments, message) -> None:
+    assert run(world, tmp_path / "out.jsonl", "--method=consensus", *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 

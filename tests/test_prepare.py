@@ -184,6 +184,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path, capsys
         (("--input={in}", "--output={dir}/o.jsonl", "--exclude_questions={dir}/gone"), "gone: no such file"),
         (("--input={in}", "--output={dir}/o.jsonl", "--tokenizer={dir}/gone"), "gone"),
         (("--input={in}", "--output={dir}/o.jsonl", "--granularities=2,2"), "names one granularity twice"),
+        (("--input={in}", "--output={dir}/o.jsonl", "--window_tail=drop"), "--window_tail=drop is for granularities"),
+        (("--input={in}", "--output={dir}/o.jsonl", "--max_length=9"), "--max_length=9 is for token statistics, with"),
+        (("--input={in}", "--output={dir}/o.jsonl", "--hard_threshold=2"), "--hard_threshold=2 is for --estimate=hard"),
     ],
 )
 def test_flags_that_make_no_sense(tmp_path: pathlib.Path, capsys, arguments: tuple[str, ...], message: str) -> None:

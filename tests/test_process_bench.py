@@ -91,6 +91,7 @@ def test_a_tuned_threshold_is_named_with_where_it_comes_from(tmp_path):
         (SCORED, ["--input="], "--input is empty"),
         (SCORED, ["--output_dir="], "--output_dir is empty"),
         (SCORED, ["--threshold=2"], "threshold"),
+        (SCORED, ["--max_length=64"], "--max_length=64 is for scoring with --model or --checkpoint"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, rows, arguments, message):

@@ -180,6 +180,10 @@ def test_the_policy_of_a_server(policy, prm, questions, tmp_path, capsys) -> Non
         ({"granularity": 0}, "granularity"),
         ({"max_new_tokens": 100000}, "--max_new_tokens"),
         ({"step_separator": "\\x"}, "--step_separator: unknown escape"),
+        ({"method": "best_of_n"}, "--beam_width=2 is for --method=beam and dvts, not best_of_n"),
+        ({"method": "best_of_n", "beam_width": 4}, "--max_steps=4 is for --method=beam, dvts and greedy, not best"),
+        ({"temperature": 0, "top_k": 5}, "--top_k=5 is for a --temperature above 0"),
+        ({"reward": "http://x", "prefix_cache_tokens": 0}, "--prefix_cache_tokens=0 is for a PRM of this process"),
     ],
 )
 def test_bad_flags(policy, prm, questions, tmp_path, capsys, changes, message) -> None:

@@ -65,6 +65,15 @@ def test_eight_merged_are_the_bytes_of_one(run, prm, world, parts, tmp_path, cap
     assert sum(sizes) == 13 and max(sizes) < 13
 
 
+def test_other_flags_than_those_of_the_parts_are_refused(run, parts, tmp_path, capsys) -> None:
+    """They would change nothing: the rows are those of the parts."""
+    merge = (f"--merge={parts}/p.*.jsonl", f"--output={tmp_path}/merged.jsonl")
+    assert run(*merge, "--packing=none") == 2
+    message = "--packing is 'none', but the parts of --merge were written with 'tree'"
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert run(*merge, "--packing=tree", "--mesh=data=1") == 0
+
+
 def test_a_killed_share_resumes(run, prm, world, parts, tmp_path, capsys) -> None:
     sizes = {i: (parts / f"p.{i:05}-of-00008.jsonl").read_bytes().count(b"\n") for i in range(COUNT)}
     index = max(sizes, key=sizes.__getitem__)

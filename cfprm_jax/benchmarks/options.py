@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cfprm_jax.config import CACHE_FROZEN_HELP, LARGEST_SEED, MOST_COUNT, ScoringConfig, checked_cache_frozen
 from cfprm_jax.errors import UserError
-from cfprm_jax.options import option
+from cfprm_jax.options import option, refuse_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,16 @@ class BenchmarkConfig(ScoringConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "cache_frozen", checked_cache_frozen(self.cache_frozen))
+
+    def refuse_unused(self, *more: str) -> None:
+        """UserError for an option of scoring, where scores are there already.
+
+        Args:
+          more: options of a benchmark that are of scoring, too.
+        """
+        if not (self.model or self.checkpoint or self.merge):
+            names = ["encoding", "step_separator", "dtype", "attention", "max_length", "cache_frozen", *more]
+            refuse_unused(self, names, "scoring with --model or --checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,3 +132,5 @@ class PRMBenchConfig(BenchmarkConfig):
         super().__post_init__()
         if self.name == self.name2:
             raise UserError(f"--name and --name2 are both {self.name!r}: expected different names")
+        if not self.scores2:
+            refuse_unused(self, ["name2"], "comparisons with --scores2")

@@ -51,6 +51,7 @@ def run(config: PRMBenchConfig, log: Log) -> dict[str, Any] | None:
         )
     if config.shard and not (config.model or config.checkpoint):
         raise UserError("--shard needs --model or --checkpoint")
+    config.refuse_unused("strip_numbers")
     directory = output_paths.require_new_directory("--output_dir", config.output_dir)
     require(**{flag: getattr(config, flag) for flag in ("input", "exclude_questions", "scores", "scores2", "merge")})
     config = dataclasses.replace(config, model=local_directory(config.model))

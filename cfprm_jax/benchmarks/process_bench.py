@@ -45,6 +45,7 @@ def run(config: ProcessBenchConfig, log: Log) -> dict[str, Any] | None:
         raise UserError("--merge scores nothing: leave out --model, --checkpoint and --shard")
     if config.shard and not named:
         raise UserError("--shard needs --model or --checkpoint")
+    config.refuse_unused()
     output_paths.require_new_directory("--output_dir", config.output_dir)
     require(input=config.input, merge=config.merge)
     config = dataclasses.replace(config, model=local_directory(config.model))

@@ -118,7 +118,9 @@ def merged_parts(config: _Config) -> tuple[parts.Parts, _Config]:
     Raises:
       UserError: parts that do not belong together, or of another input.
     """
-    found = parts.read_parts(config.merge, FREE_FLAGS | config.EVALUATION)
+    free = FREE_FLAGS | config.EVALUATION
+    found = parts.read_parts(config.merge, free)
+    parts.require_same_flags(found, config, free)
     parts.require_input(found, config.input)
     own = config_files.as_dict(config)
     scoring = own.keys() - config.EVALUATION - {"input", "shard"}

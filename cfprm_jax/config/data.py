@@ -20,7 +20,17 @@ from cfprm_jax.config.shared import (
     parse_granularity,
 )
 from cfprm_jax.errors import UserError
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import Options, option, refuse_unused
+
+_OF_ESTIMATES = {
+    "hard": ("unrolled", "hard_threshold"),
+    "relative": ("relative_threshold",),
+    "entropy": ("entropy_eta",),
+    "self_denoised": ("denoise_window", "denoise_floor"),
+}
+# Formats with ratings, and those with counts of rollouts.
+_RATED = ("prm800k", "ratings")
+_COUNTED = ("stepwise", "math_aps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +74,14 @@ class EstimateConfig(Options):
         upper=1.0,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.estimate == "labels":
+            refuse_unused(self, ["after_first_error"], "an --estimate from counts of rollouts, not labels")
+        for estimate, names in _OF_ESTIMATES.items():
+            if estimate != self.estimate:
+                refuse_unused(self, names, f"--estimate={estimate}, not {self.estimate}")
+
 
 @dataclasses.dataclass(frozen=True)
 class ReadConfig(Options):
@@ -85,6 +103,18 @@ class ReadConfig(Options):
         upper=10**6,
     )
     estimates: EstimateConfig = dataclasses.field(default_factory=EstimateConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data_format == "auto":
+            return
+        if self.data_format not in _RATED:
+            refuse_unused(self, ["neutral"], f"--data_format={' and '.join(_RATED)}, not {self.data_format}")
+        if self.data_format != "prm800k":
+            refuse_unused(self, ["alternatives"], f"--data_format=prm800k, not {self.data_format}")
+        if self.data_format not in _COUNTED:
+            purpose = f"--data_format={' and '.join(_COUNTED)}, not {self.data_format}"
+            refuse_unused(self.estimates, ["estimate"], purpose)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +170,12 @@ class GranularityConfig(Options):
         if self.granularities:
             return tuple(parse_granularity(g) for g in self.granularities)
         return tuple(range(self.c_max, 0, -1))
+
+    def refuse_unused(self) -> None:
+        """UserError for options of windows of several steps, where no granularity has a fixed number above 1."""
+        if not any(isinstance(size, int) and size > 1 for size in self.stages):
+            purpose = f"granularities of 2 steps or more, not --granularities={','.join(map(str, self.stages))}"
+            refuse_unused(self, ["window_tail", "window_stride"], purpose)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from cfprm_jax.data.questions import normalise, read_questions
 from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.data.windows import samples
 from cfprm_jax.errors import UserError
+from cfprm_jax.options import refuse_unused
 from cfprm_jax.runtime import atomic, config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
 from cfprm_jax.runtime.regular_files import check_output
@@ -193,6 +194,9 @@ def _check(config: PrepareConfig) -> None:
     for name in ("epochs_per_granularity", "schedule"):
         if getattr(config.windows, name) != getattr(GranularityConfig(), name):
             raise UserError(f"--{name} applies to train only: prepare writes each granularity once, in the order given")
+    config.windows.refuse_unused()
+    if not config.files.tokenizer:
+        refuse_unused(config.encoding, ["max_length", "marker", "system_prompt"], "token statistics, with --tokenizer")
 
 
 def _encoder(config: PrepareConfig) -> Any:

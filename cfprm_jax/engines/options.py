@@ -20,7 +20,7 @@ from cfprm_jax.engines.server import ServerEngine
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.policy import open_policy
 from cfprm_jax.inference.sampler import Sampler, Sampling
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import Options, option, refuse_unused
 from cfprm_jax.runtime import output_paths
 from cfprm_jax.sharding import session
 
@@ -57,11 +57,22 @@ class EngineConfig(Options):
         super().__post_init__()
         if self.engine and (self.write_requests or self.completions):
             raise UserError("--engine samples at once, --write_requests and --completions work with files: give one")
+        if not self.engine:
+            refuse_unused(self, ["concurrency", "request_seconds", "request_retries"], "policies behind --engine")
+        if not self.elsewhere:
+            names = ["engine_model", "omit_neutral"]
+            refuse_unused(self, names, "policies elsewhere: --engine, --write_requests or --completions")
 
     def check_shard(self, shard: str) -> None:
         """UserError where all shares would write their requests into one file."""
         if shard and self.write_requests:
             raise UserError("--write_requests writes the requests of all questions: leave out --shard")
+
+    def check_sampling(self, config: Options) -> None:
+        """UserError where a command's options of sampling in this process are set, and the policy is elsewhere."""
+        if self.elsewhere:
+            purpose = "sampling in this process, not by --engine, --write_requests or --completions"
+            refuse_unused(config, ["batch_rows", "dtype"], purpose)
 
     def check_requests(self, **inputs: Iterable[pathlib.Path]) -> None:
         """UserError where --write_requests would replace a file that is read.

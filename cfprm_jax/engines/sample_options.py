@@ -8,7 +8,7 @@ from typing import ClassVar
 from cfprm_jax.config import LARGEST_SEED, MOST_CANDIDATES, MOST_TOKENS, SYSTEM_PROMPT, DeviceConfig
 from cfprm_jax.engines.options import EngineConfig
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import Options, option, refuse_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,3 +64,6 @@ class SampleConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.engines.check_shard(self.shard)
+        self.engines.check_sampling(self)
+        if self.temperature == 0:
+            refuse_unused(self, ["top_p", "top_k"], "a --temperature above 0")

@@ -137,6 +137,7 @@ def merge_candidates(config: SampleConfig) -> tuple[int, int] | None:
         raise UserError("--merge samples nothing: leave out --model and --shard")
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     found = parts.read_parts(config.merge)
+    parts.require_same_flags(found, config)
     paths = config.questions or tuple(found.config["questions"])
     if digests.of_paths([file.path for file in expand(paths)]) != found.fingerprint["questions"]:
         raise UserError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import ClassVar
 
+from cfprm_jax import options
 from cfprm_jax.config import (
     DeviceConfig,
     EncodingConfig,
@@ -138,6 +140,29 @@ class ExperimentConfig(Options):
         super().__post_init__()
         if self.grid in _GRIDS_OF_LOSSES and "rows" not in self.given and self.rows == PAPER_ROWS:
             object.__setattr__(self, "rows", tuple(row for row in PAPER_ROWS if row != ORM))
+
+
+def refuse_unused(config: ExperimentConfig) -> None:
+    """UserError for an option that is set and has no effect beside the others."""
+    grid, in_laboratory = config.grid, config.train_data == (LABORATORY,)
+
+    def refuse(used: bool, owner: Options, names: Iterable[str], purpose: str) -> None:
+        if not used:
+            options.refuse_unused(owner, names, purpose)
+
+    for name, owner in (("frontier", config.frontier), ("search", config.search), ("real", config.real)):
+        names = [field.name for field in dataclasses.fields(owner)]
+        refuse(grid == name, owner, names, f"--grid={name}, not --grid={grid}")
+    of_table = ("label_weight", "treatments", "other_level_treatments", "grouping_rows")
+    refuse(grid == "table", config, of_table, f"--grid=table, not --grid={grid}")
+    laboratory = [field.name for field in dataclasses.fields(config.laboratory)]
+    purpose = f"--train_data={LABORATORY}, not data of one's own"
+    refuse(in_laboratory, config.laboratory, laboratory, purpose)
+    refuse(in_laboratory, config, ["levels", "other_level_treatments"], purpose)
+    refuse(len(config.levels) > 1, config, ["other_level_treatments"], "several --levels, and there is one")
+    refuse(grid == "labels", config.laboratory, ["rollouts"], f"--grid=labels, not --grid={grid}")
+    losses = {*config.rows, *(config.grouping_rows if grid == "table" else ())}
+    refuse("q_ranking" in losses, config, ["margin", "ranking_negatives"], "rows of q_ranking, and --rows has none")
 
 
 def base_options(config: ExperimentConfig) -> TrainConfig:

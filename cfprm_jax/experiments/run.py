@@ -12,7 +12,7 @@ from cfprm_jax.data.formats.files import require
 from cfprm_jax.errors import UserError
 from cfprm_jax.experiments import contrast_report, frontier_report, real_report, report, search_report
 from cfprm_jax.experiments.grid import Cell, cells, check_names, frontier_cells, label_cells, oracle_cells, search_cells
-from cfprm_jax.experiments.options import ExperimentConfig, base_options
+from cfprm_jax.experiments.options import ExperimentConfig, base_options, refuse_unused
 from cfprm_jax.experiments.real import real_cells
 from cfprm_jax.experiments.real_runner import RealResult, RealRunner
 from cfprm_jax.experiments.runner import LABORATORY, Materials, Runner
@@ -44,8 +44,7 @@ def run(config: ExperimentConfig, log: Log) -> ExperimentSummary:
     Raises:
       UserError: incompatible options, or what a run of train raises.
     """
-    if config.grid != "table" and config.label_weight != "trajectory":
-        raise UserError(f"--label_weight={config.label_weight} is for --grid=table, not --grid={config.grid}")
+    refuse_unused(config)
     if config.grid == "real":
         return _run_real(config, log)
     grid, materials = plan(config)

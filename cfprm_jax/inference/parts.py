@@ -21,9 +21,12 @@ from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.row_file import FREE_FLAGS, RESOLVED, RowFile, open_rows
 from cfprm_jax.inference.rows import question_of
+from cfprm_jax.options import Options
 from cfprm_jax.runtime import config_files, digests
 from cfprm_jax.runtime.shards import Shard, parse
 
+# Flags of a process, which one that merges may have, too.
+_OF_ONE_RUN = frozenset({"shard", "merge", "platform", "mesh"})
 _ADDED = frozenset({"step_scores", "step_logits", "step_redundancy"})
 
 
@@ -152,6 +155,20 @@ def opened_part(config: Any, path: pathlib.Path, free: Set[str]) -> Iterator[tup
     flags = without_unused_sharing(config_files.as_dict(config))
     with open_rows(path, "auto", flags, fingerprint, free) as output:
         yield shard, output
+
+
+def require_same_flags(parts: Parts, config: Options, free: Set[str] = FREE_FLAGS) -> None:
+    """UserError for a flag that is set to something else than the parts were written with: they decide.
+
+    Args:
+      config: the options of --merge.
+      free: flags that no row depends on.
+    """
+    own, default = config_files.as_dict(config), config_files.as_dict(type(config)())
+    for name in own.keys() & parts.config.keys() - free - _OF_ONE_RUN:
+        given, written = json.loads(json.dumps([own[name], parts.config[name]]))
+        if own[name] != default[name] and given != written:
+            raise UserError(f"--{name} is {given!r:.80}, but the parts of --merge were written with {written!r:.80}")
 
 
 def require_input(parts: Parts, paths: Sequence[str]) -> None:

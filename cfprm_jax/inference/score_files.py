@@ -124,6 +124,7 @@ def merge_scores(config: ScoreConfig) -> tuple[int, int] | None:
         raise UserError("--merge scores nothing: leave out --model, --checkpoint and --shard")
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     found = parts.read_parts(config.merge)
+    parts.require_same_flags(found, config)
     files = expand(config.input or found.config["input"])
     parts.require_input(found, [str(file.path) for file in files])
     own = {**found.config, "output": config.output, "shard": "0/1"}

@@ -18,9 +18,14 @@ from cfprm_jax.engines.options import EngineConfig
 from cfprm_jax.errors import UserError
 from cfprm_jax.grading.grader import GRADERS
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import Options, option, refuse_unused
 
 METHODS = ("sweep", "bisect", "tree", "consensus")
+# Of LabelConfig: what rollouts depend on.
+_SAMPLING = (
+    *("model", "grader_seconds", "grader_processes", "temperature", "top_p", "top_k", "max_new_tokens", "seed"),
+    *("system_prompt", "step_separator", "batch_rows", "dtype"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +172,39 @@ class LabelConfig(Options):
             raise UserError(f"--min_rate={self.what.min_rate:g} is above --max_rate={self.what.max_rate:g}")
         if self.what.method != "consensus" and self.grader == "none":
             raise UserError('--grader=none: rollouts have no "correct", so a grader must compare their answers')
-        if self.what.method != "tree" and self.tree.write != "stepwise":
-            raise UserError(f"--write={self.tree.write} is for --method=tree")
+        self._refuse_unused()
         if self.tree.pieces and self.tree.write == "rest_mcts":
             raise UserError("--write=rest_mcts: its values count steps, which --pieces replaces")
         if self.shard and self.what.method == "consensus":
             raise UserError("--method=consensus samples nothing: leave out --shard, and give it the merged rows")
+
+    def _refuse_unused(self) -> None:
+        """UserError for an option that is set and has no effect beside the others."""
+        method, judge = self.what.method, self.consensus
+        if method != "tree":
+            names = [field.name for field in dataclasses.fields(self.tree)]
+            refuse_unused(self.tree, names, f"--method=tree, not {method}")
+        elif self.tree.write != "stepwise":
+            refuse_unused(self.tree, ["tree_rows"], f"--write=stepwise, not {self.tree.write}")
+        if method != "bisect":
+            refuse_unused(self.what, ["roll_right"], f"--method=bisect, not {method}")
+        if method != "sweep" and not self.what.roll_right:
+            refuse_unused(self.what, ["stop_at_zero"], "--method=sweep, and bisect with --roll_right")
+        if method != "consensus":
+            names = [field.name for field in dataclasses.fields(judge)]
+            refuse_unused(judge, names, f"--method=consensus, not {method}")
+            self.engines.check_sampling(self)
+            return
+        if not judge.write_judge_requests:
+            refuse_unused(judge, ["judge_model", "judge_tokens"], "--write_judge_requests")
+        elif judge.judge or self.output:
+            name = "judge" if judge.judge else "output"
+            raise UserError(f"--write_judge_requests writes requests, and no rows: leave out --{name}")
+        purpose = "methods that sample, not --method=consensus"
+        names = [field.name for field in dataclasses.fields(self.what) if field.name != "method"]
+        refuse_unused(self.what, names, purpose)
+        refuse_unused(self, _SAMPLING, purpose)
+        refuse_unused(self.engines, [field.name for field in dataclasses.fields(self.engines)], purpose)
 
     @property
     def separator(self) -> str:

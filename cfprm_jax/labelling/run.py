@@ -103,6 +103,7 @@ def merge(config: LabelConfig, log: Log) -> dict[str, Any]:
     """
     outputs = [file.path for file in expand(config.merge, "merge") if not base_name(file.path).endswith(".rollouts")]
     found = parts.read_parts([f"{base_name(path)}.rollouts.jsonl" for path in outputs])
+    parts.require_same_flags(found, config)
     policy = _policy(outputs)
     common = {name: value for name, value in found.config.items() if name not in ("fingerprint", RESOLVED)}
     common |= {"output": config.output, "input": list(config.input) or common["input"]}

@@ -16,6 +16,8 @@ from cfprm_jax.evaluation import best_of_n, breakdown, diagnostics, equal_cost
 from cfprm_jax.evaluation.options import USUAL_SIZES, BonConfig, fitting_sizes
 from cfprm_jax.evaluation.pool import make_pool
 from cfprm_jax.grading.grader import Grader
+from cfprm_jax.grading.worker import RULES
+from cfprm_jax.options import refuse_unused
 from cfprm_jax.report import page, plot, results
 from cfprm_jax.runtime import config_files, output_paths
 from cfprm_jax.runtime.progress import ProgressLine
@@ -53,6 +55,7 @@ def run(config: BonConfig, log: Callable[[str], None]) -> BestOfNResult:
     """
     if not config.input or not config.output_dir:
         raise UserError(f"--{'output_dir' if config.input else 'input'} is empty")
+    _refuse_unused(config)
     directory = pathlib.Path(config.output_dir)
     _check_directory(directory)
     require(input=config.input, input2=config.input2)
@@ -143,6 +146,15 @@ def evaluate(
         left_out=() if config.sizes else [n for n in USUAL_SIZES if n not in sizes],
     )
     return BestOfNResult(outcome, collector.data(pool, max(sizes)))
+
+
+def _refuse_unused(config: BonConfig) -> None:
+    """UserError for an option that is set and has no effect beside the others."""
+    if not config.input2:
+        refuse_unused(config, ["name2", "policy_parameters", "reward_parameters"], "comparisons with --input2")
+    if config.grader not in RULES:
+        names = ["grade_seconds", "grade_processes"]
+        refuse_unused(config, names, f"--grader={' and '.join(RULES)}, not {config.grader}")
 
 
 def _collected(questions: Iterable[Question], collector: diagnostics.Collector) -> Iterator[Question]:

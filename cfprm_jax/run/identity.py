@@ -98,4 +98,14 @@ def _canonical(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
         plain.pop("record_chunk", None)
     if (plain.get("loss"), plain.get("label_weight")) != ("q_ranking", "node"):
         plain.pop("ranking_negatives", None)
+    if plain.get("loss") != "q_ranking":
+        plain.pop("margin", None)
+    if plain.get("decay") == "constant":
+        plain.pop("final_rate_fraction", None)
+    granularities = plain.get("granularities", [])
+    if len(granularities) == 1 and "," not in granularities[0]:
+        plain.pop("schedule", None)
+    if not any(size.isdigit() and size != "1" for stage in granularities for size in stage.split(",")):
+        for name in ("window_tail", "window_stride"):
+            plain.pop(name, None)
     return plain

@@ -21,7 +21,7 @@ from cfprm_jax.config import (
     ReadConfig,
     RunConfig,
 )
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import Options, option, refuse_unused
 
 SYNTHETIC = "synthetic"
 
@@ -94,3 +94,8 @@ class ExportConfig(Options):
     )
     push_to_hub: str = option("", "Upload the directory to this repository of the Hugging Face hub, OWNER/NAME.")
     private: bool = option(True, "Create the repository of --push_to_hub as a private one.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.push_to_hub:
+            refuse_unused(self, ["private"], "exports with --push_to_hub")

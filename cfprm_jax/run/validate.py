@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from cfprm_jax import options
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.options import parse_sizes
 from cfprm_jax.models import lora
@@ -13,8 +16,7 @@ def validate_options(config: TrainConfig) -> None:
     """UserError for the first options that no files and no devices could satisfy."""
     _validate_sources(config)
     validate_training(config)
-    held_out = config.eval.eval_data or config.eval.eval_fraction or config.train_data == (SYNTHETIC,)
-    if config.run.keep_best != "none" and not held_out:
+    if config.run.keep_best != "none" and not _has_held_out(config):
         raise UserError(f"--keep_best={config.run.keep_best} requires --eval_data, or an --eval_fraction above 0")
     if config.eval.bon_candidates:
         parse_sizes(config.eval.bon_n, "--bon_n")
@@ -25,17 +27,36 @@ def refuse_unused(config: TrainConfig) -> None:
 
     Apart from :func:`validate_options`, as the experiments set one of them for rows that differ in the others.
     """
-    loss, packing = config.loss, config.packing
-    if loss.ranking_negatives != "path" and (loss.loss, loss.label_weight) != ("q_ranking", "node"):
-        raise UserError(
-            f"--ranking_negatives={loss.ranking_negatives} is for --loss=q_ranking --label_weight=node, not "
-            f"--loss={loss.loss} --label_weight={loss.label_weight}"
-        )
-    if packing.record_chunk != 1 and packing.packing != "tree":
-        raise UserError(
-            f"--record_chunk={packing.record_chunk} is for --packing=tree; --packing={packing.packing} shuffles single "
-            "trajectories"
-        )
+    loss, packing, granularity = config.loss, config.packing, config.granularity
+    if loss.loss != "q_ranking":
+        options.refuse_unused(loss, ["margin"], f"--loss=q_ranking, not {loss.loss}")
+    if (loss.loss, loss.label_weight) != ("q_ranking", "node"):
+        purpose = f"--loss=q_ranking --label_weight=node, not --loss={loss.loss} --label_weight={loss.label_weight}"
+        options.refuse_unused(loss, ["ranking_negatives"], purpose)
+    if packing.packing != "tree":
+        purpose = f"--packing=tree; --packing={packing.packing} shuffles single trajectories"
+        options.refuse_unused(packing, ["record_chunk"], purpose)
+    if not config.lora.lora_rank:
+        options.refuse_unused(config.lora, ["lora_alpha", "lora_targets"], "runs with --lora_rank above 0")
+    if config.optimizer.decay == "constant":
+        options.refuse_unused(config.optimizer, ["final_rate_fraction"], "--decay=cosine and linear, not constant")
+    granularity.refuse_unused()
+    if len(granularity.stages) == 1:
+        purpose = f"several granularities, and --granularities={granularity.stages[0]} is one"
+        options.refuse_unused(granularity, ["schedule"], purpose)
+    if not _has_held_out(config):
+        purpose = "runs with --eval_data, or an --eval_fraction above 0"
+        options.refuse_unused(config.run, ["eval_every"], purpose)
+        options.refuse_unused(config.eval, ["eval_max_trajectories"], purpose)
+    if not config.eval.bon_candidates:
+        options.refuse_unused(config.eval, ["bon_n"], "runs with --bon_candidates")
+    if config.distributed.distributed == "off":
+        names = [field.name for field in dataclasses.fields(config.distributed) if field.name != "distributed"]
+        options.refuse_unused(config.distributed, names, "distributed runs, not --distributed=off")
+
+
+def _has_held_out(config: TrainConfig) -> bool:
+    return bool(config.eval.eval_data or config.eval.eval_fraction or config.train_data == (SYNTHETIC,))
 
 
 def _validate_sources(config: TrainConfig) -> None:

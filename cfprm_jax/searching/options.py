@@ -20,7 +20,7 @@ from cfprm_jax.config import (
 )
 from cfprm_jax.engines.options import EngineConfig
 from cfprm_jax.inference.row_file import RESUME_HELP, RESUMES
-from cfprm_jax.options import Options, option
+from cfprm_jax.options import Options, option, refuse_unused
 from cfprm_jax.searching.methods import METHODS
 
 
@@ -93,6 +93,21 @@ class SearchConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         decode_escapes(self.step_separator)
+        if self.method not in ("beam", "dvts"):
+            refuse_unused(self, ["beam_width"], f"--method=beam and dvts, not {self.method}")
+        if self.method == "best_of_n":
+            names = ["granularity", "lookahead", "max_steps"]
+            refuse_unused(self, names, "--method=beam, dvts and greedy, not best_of_n")
+        if self.temperature == 0:
+            refuse_unused(self, ["top_p", "top_k"], "a --temperature above 0")
+        if self.remote:
+            names = ["encoding", "attention", "prefix_cache_tokens"]
+            refuse_unused(self, names, "a PRM of this process; --reward names a server")
+
+    @property
+    def remote(self) -> bool:
+        """Whether a server has the PRM."""
+        return self.reward.startswith(("http://", "https://"))
 
     @property
     def separator(self) -> str:

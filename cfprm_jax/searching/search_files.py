@@ -81,11 +81,10 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
     output_paths.require_directory(f"--output={config.output}", pathlib.Path(config.output).parent)
     files = expand(config.questions, "questions")
     config = dataclasses.replace(config, model=local_directory(config.model))
-    remote = config.reward.startswith(("http://", "https://"))
     questions = read_question_files(config.questions)
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
-        "reward": config.reward if remote else parts.model_fingerprint(_existing(config.reward)),
+        "reward": config.reward if config.remote else parts.model_fingerprint(_existing(config.reward)),
         "questions": digests.of_paths([file.path for file in files]),
     }
     with (
@@ -103,7 +102,7 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
         reward: StepReward
         # A server does not state its own.
         parameters: dict[str, int | None] = {"policy_parameters": policy.parameters, "reward_parameters": None}
-        if remote:
+        if config.remote:
             reward = ServerReward(config.reward, os.environ.get("CFPRM_API_KEY", ""))
             separator, shown = config.separator, config.reward
             if reward.model is not None:

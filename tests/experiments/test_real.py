@@ -281,9 +281,9 @@ def test_bad_input(done, flag, message):
 
 
 @pytest.mark.parametrize("flag", ["--frozen_layers=2", "--lora_rank=2"])
-def test_frozen_layers_and_adapters_are_for_this_grid(done, flag):
-    with pytest.raises(UserError, match="is for --grid=real"):
-        run(done, "--grid=table", "--train_data=laboratory", "--frozen_layers=0", "--cache_frozen=off", flag)
+def test_frozen_layers_and_adapters_are_for_this_grid(flag):
+    with pytest.raises(UserError, match=f"{flag} is for --grid=real"):
+        experiment.main(flags.parse(options.ExperimentConfig, ["experiment", "--output_dir=o", flag]))
 
 
 def test_the_grid():

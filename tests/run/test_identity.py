@@ -81,6 +81,25 @@ def test_runs_of_earlier_versions_are_identified_by_the_path() -> None:
         identity.require_same(pathlib.Path("run"), {"fingerprint": {"model": "b", "seed": 1}}, current)
 
 
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({"loss": "bce"}, {"margin": 2.0}),
+        ({"decay": "constant"}, {"final_rate_fraction": 0.5}),
+        ({"granularities": ["1"]}, {"schedule": "shuffled", "window_tail": "drop", "window_stride": "1"}),
+        ({"granularities": ["whole", "1"]}, {"window_tail": "drop"}),
+    ],
+)
+def test_options_without_effect_of_earlier_versions_are_no_difference(options, idle) -> None:
+    defaults = {"margin": 4.0, "final_rate_fraction": 0.0, "window_tail": "keep", "window_stride": "window"}
+    today = {**defaults, "schedule": "coarse_to_fine", "loss": "q_ranking", "decay": "cosine", "granularities": ["2,1"]}
+    today |= {identity.MODEL_CONTENT: "x"}
+    identity.require_same(pathlib.Path("run"), {"fingerprint": {**today, **options, **idle}}, {**today, **options})
+    name, value = next(iter(idle.items()))
+    with pytest.raises(UserError, match=f"{name} was {value} and is {today[name]}"):
+        identity.require_same(pathlib.Path("run"), {"fingerprint": {**today, name: value}}, today)
+
+
 def with_adapters(model: pathlib.Path, *targets: str) -> dict:
     """The fingerprint of a run with adapters on these targets."""
     config = dataclasses.replace(TrainConfig(), lora=LoraConfig(2, 8.0, targets))

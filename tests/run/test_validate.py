@@ -29,6 +29,18 @@ COMPACT = "--optimizer=adamw_compact"
         (["--ranking_negatives=question", "--loss=bce", "--label_weight=node"], "not --loss=bce --label_weight=node"),
         (["--record_chunk=0", "--packing=sequence"], "--record_chunk=0 is for --packing=tree; --packing=sequence"),
         (["--record_chunk=4", "--packing=none"], "--record_chunk=4 is for --packing=tree; --packing=none"),
+        (["--margin=2", "--loss=bce"], "--margin=2 is for --loss=q_ranking, not bce"),
+        (["--margin=0", "--loss=mse", "--granularities=whole"], "--margin=0 is for --loss=q_ranking, not mse"),
+        (["--lora_alpha=16"], "--lora_alpha=16 is for runs with --lora_rank above 0"),
+        (["--lora_targets=query,value"], "--lora_targets=query,value is for runs with --lora_rank above 0"),
+        (["--decay=constant", "--final_rate_fraction=0.1"], "--final_rate_fraction=0.1 is for --decay=cosine and lin"),
+        (["--window_tail=drop"], "--window_tail=drop is for granularities of 2 steps or more, not --granularities=1"),
+        (["--window_stride=1", "--granularities=whole,1"], "--window_stride=1 is for .* not --granularities=whole,1"),
+        (["--schedule=shuffled"], "--schedule=shuffled is for several granularities, and --granularities=1 is one"),
+        (["--eval_every=10", "--eval_fraction=0"], "--eval_every=10 is for runs with --eval_data, or an --eval_frac"),
+        (["--eval_max_trajectories=8", "--eval_fraction=0"], "--eval_max_trajectories=8 is for runs with --eval_data"),
+        (["--bon_n=4"], "--bon_n=4 is for runs with --bon_candidates"),
+        (["--distributed=off"], "--coordinator=127.0.0.1:1 is for distributed runs, not --distributed=off"),
     ],
 )
 def test_before_anything_is_read(tmp_path, options: list[str], message: str) -> None:
@@ -44,6 +56,16 @@ def test_what_is_right_passes() -> None:
     validate_options(TrainConfig())
     validate_options(flags.parse(TrainConfig, ["train", "--keep_best=auroc", "--eval_fraction=0"]))  # own held-out file
     validate_options(flags.parse(TrainConfig, ["train", COMPACT]))
-    for given in ("--record_chunk=0", "--packing=none", "--label_weight=node --ranking_negatives=question"):
+    for given in (
+        "--record_chunk=0",
+        "--packing=none",
+        "--label_weight=node --ranking_negatives=question",
+        "--margin=2 --lora_rank=2 --lora_alpha=4 --decay=linear --final_rate_fraction=0.1",
+        "--c_max=2 --window_tail=drop --window_stride=1 --schedule=fine_to_coarse",
+        "--eval_fraction=0 --eval_every=3 --eval_max_trajectories=4 --bon_candidates=synthetic --bon_n=4",
+        "--distributed=off",
+        # At their defaults.
+        "--loss=bce --margin=4 --lora_alpha=32 --decay=constant --final_rate_fraction=0 --bon_n=auto",
+    ):
         refuse_unused(flags.parse(TrainConfig, ["train", *given.split()]))
     validate_options(flags.parse(TrainConfig, ["train", "--model=m", "--train_data=a", "--lora_rank=2"]))
