@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _READ = 1 << 20
+# Folders that downloads and version control keep in a folder for themselves: they hold times and local paths.
+_BOOKKEEPING = (".cache", ".git")
 
 
 def of_parts(parts: Iterable[bytes]) -> str:
@@ -63,7 +65,8 @@ def of_span(path: pathlib.Path, begin: int, size: int) -> str:
 def of_paths(paths: Iterable[pathlib.Path]) -> str:
     """SHA-256 of files, and of folders of files: names in a folder, sizes, and contents.
 
-    All bytes count, of gigabytes of weights too: two models may differ in one row of their embedding alone.
+    .cache and .git in a folder do not count: hf download --local-dir writes the time of the download there. All other
+    bytes count, of gigabytes of weights too: two models may differ in one row of their embedding alone.
     """
     return of_parts(part for path in paths for part in _parts(path))
 
@@ -85,7 +88,10 @@ def _of_span(path: pathlib.Path, begin: int, size: int, version: tuple[int, ...]
 
 
 def _parts(path: pathlib.Path) -> Iterator[bytes]:
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        counted = (p for p in path.rglob("*") if p.relative_to(path).parts[0] not in _BOOKKEEPING)
+        files = sorted(p for p in counted if p.is_file())
     for file in files:
         size = file.stat().st_size
         yield f"{file.relative_to(path) if path.is_dir() else ''}\n{size}\n".encode()

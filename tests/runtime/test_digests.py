@@ -39,3 +39,18 @@ def test_a_span_is_read_again_after_the_file_has_changed(tmp_path) -> None:
     os.utime(path, ns=(0, 0))
     assert digests.of_span(path, 1, 3) == digests.of_text("bXd")
     assert digests.of_span(path, 4, 99) == digests.of_text("ef")
+
+
+def test_what_a_download_notes_beside_the_files_does_not_count(tmp_path) -> None:
+    """hf download --local-dir keeps the time of the download in .cache, so that two downloads would be two models."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a").write_bytes(b"abc")
+    alone = digests.of_paths([tmp_path])
+    for folder in (".cache/huggingface/download", ".git"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json.metadata").write_text("1764480000.25")
+        assert digests.of_paths([tmp_path]) == alone == digests.of_text("sub/a\n3\nabc")
+    # Only in the folder itself, whatever the folder's own path is; other hidden files count.
+    assert digests.of_paths([tmp_path / ".git"]) == digests.of_text("config.json.metadata\n13\n1764480000.25")
+    (tmp_path / ".other").write_bytes(b"")
+    assert digests.of_paths([tmp_path]) != alone
