@@ -241,9 +241,7 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
 
 def _partial(known: pathlib.Path, shard: Shard) -> pathlib.Path:
     """Where a share that has not ended keeps its rows, going by the name of another's part."""
-    stem, _, rest = known.name.partition(".")
-    endings = rest.partition(".")[2]
-    path = shard.path(known.with_name(f"{stem}.{endings}" if endings else stem))
+    path = shard.beside(known)
     return path.with_name(f"{path.name}.partial")
 
 

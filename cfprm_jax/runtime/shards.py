@@ -14,6 +14,8 @@ from cfprm_jax.errors import UserError
 from cfprm_jax.runtime import digests, distributed
 
 MOST = 10**5
+# The ending of a file's name: .jsonl, .jsonl.gz, .gz; and no ".5" or ".5-7B" of a version.
+_ENDING = r"(?:\.[A-Za-z]+)?(?:\.gz)?$"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +40,12 @@ class Shard:
     def path(self, output: str | pathlib.Path) -> pathlib.Path:
         """Where this share's part of an output goes: scored.jsonl.gz becomes scored.00002-of-00008.jsonl.gz."""
         output = pathlib.Path(output)
-        stem, dot, endings = output.name.partition(".")
-        return output.with_name(f"{stem}.{self.index:05}-of-{self.count:05}{dot}{endings}")
+        name = re.sub(_ENDING, lambda ending: f".{self.index:05}-of-{self.count:05}{ending[0]}", output.name, count=1)
+        return output.with_name(name)
+
+    def beside(self, part: pathlib.Path) -> pathlib.Path:
+        """Where this share's part goes, going by the name of another share's."""
+        return self.path(part.with_name(re.sub(rf"\.\d{{5,6}}-of-\d{{5,6}}(?={_ENDING})", "", part.name)))
 
 
 def parse(text: str) -> Shard | None:

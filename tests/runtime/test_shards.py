@@ -28,6 +28,25 @@ def test_names() -> None:
     assert Shard(0, 1).path("b") == pathlib.Path("b.00000-of-00001")
 
 
+@pytest.mark.parametrize(
+    ("output", "part"),
+    [
+        ("Qwen2.5-7B.jsonl", "Qwen2.5-7B.00002-of-00008.jsonl"),
+        ("v1.5.jsonl.gz", "v1.5.00002-of-00008.jsonl.gz"),
+        ("process_bench_v1.5", "process_bench_v1.5.00002-of-00008"),
+        ("Qwen2.5-7B", "Qwen2.5-7B.00002-of-00008"),
+        ("a.gz", "a.00002-of-00008.gz"),
+        ("rows.txt", "rows.00002-of-00008.txt"),
+        ("data.00000-of-00001.jsonl", "data.00000-of-00001.00002-of-00008.jsonl"),
+    ],
+)
+def test_dots_in_a_name_stay_together(output, part) -> None:
+    """A part matches the pattern OUTPUT.*-of-*, and from one part's name the others follow."""
+    found = Shard(2, 8).path(pathlib.Path("folder.d") / output)
+    assert found == pathlib.Path("folder.d") / part
+    assert Shard(7, 8).beside(found) == Shard(7, 8).path(pathlib.Path("folder.d") / output)
+
+
 @pytest.mark.parametrize("text", ["8/8", "1", "-1/8", "0/0", "a/b", "0/100001", "1/8 ", "٣/٨"])
 def test_what_is_no_share(text) -> None:
     with pytest.raises(UserError, match="INDEX/COUNT"):
