@@ -56,6 +56,8 @@ def local_directory(name: str, flag: str = "--model") -> str:
             f"{where} is neither a directory nor a model on the hub that you have access to; a private one requires "
             "HF_TOKEN or: hf auth login"
         ) from error
+    except errors.HFValidationError:  # no name that the hub could have, such as runs/first--try
+        return name
     except OSError as error:  # also no network and HF_HUB_OFFLINE; a full disk names its own path
         raise UserError(
             f"{where} is not a directory, and downloading it from the hub failed: {_first_line(error)}. Where there is "
@@ -84,7 +86,8 @@ def upload(directory: pathlib.Path, repository: str, private: bool) -> str:
         commit = hub.upload_folder(repo_id=repository, folder_path=directory, commit_message="Export of cfprm_jax")
     except errors.LocalTokenNotFoundError as error:
         raise UserError(f"--push_to_hub={repository}: no token; set HF_TOKEN or run: hf auth login") from error
-    except (OSError, errors.HFValidationError) as error:
+    # The bases of the library's own error are those of the HTTP client, whose errors of a connection are no OSError.
+    except (OSError, *errors.HfHubHTTPError.__bases__) as error:
         raise UserError(
             f"--push_to_hub={repository}: {_first_line(error)}. The export itself is complete: {directory}"
         ) from error
@@ -96,6 +99,12 @@ def check_name(repository: str) -> None:
     match = _NAME.fullmatch(repository)
     if match is None or match["revision"]:
         raise UserError(f"--push_to_hub={repository}: expected owner/name")
+    from huggingface_hub import errors, utils
+
+    try:
+        utils.validate_repo_id(repository)
+    except errors.HFValidationError as error:
+        raise UserError(f"--push_to_hub={repository}: expected owner/name: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

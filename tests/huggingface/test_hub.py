@@ -124,9 +124,12 @@ def test_paths_and_other_texts_are_left_as_they_are(monkeypatch, tmp_path) -> No
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     for name in ("models/tiny", "synthetic", "", str(tmp_path), "a/b/c", "../models/x"):
         assert hub.local_directory(name) == name
+    # Nor does the hub have such names: they are paths that do not exist.
+    for name in ("runs/first--try", "runs/a..b", "runs/x.git", f"runs/{'x' * 120}", "runs/first--try@v1"):
+        assert hub.local_directory(name) == name
 
 
-@pytest.mark.parametrize("name", ["model", "a/b/c", "owner/model@main", ""])
+@pytest.mark.parametrize("name", ["model", "a/b/c", "owner/model@main", "", "owner/a--b", "owner/a..b", "owner/x.git"])
 def test_an_upload_needs_a_name(name: str) -> None:
     with pytest.raises(UserError, match="expected owner/name"):
         hub.check_name(name)
@@ -138,6 +141,16 @@ def test_an_upload_without_a_token_keeps_the_export(server, monkeypatch, tmp_pat
     (tmp_path / "README.md").write_text("card")
     with pytest.raises(UserError, match="--push_to_hub=owner/mine: "):
         hub.upload(tmp_path, "owner/mine", private=True)
+
+
+def test_an_upload_without_a_network_keeps_the_export(server, monkeypatch, tmp_path) -> None:
+    """A connection that is closed before it is answered, as by a proxy."""
+    monkeypatch.setattr(Handler, "do_POST", lambda self: setattr(self, "close_connection", True), raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_token")
+    (tmp_path / "README.md").write_text("card")
+    with pytest.raises(UserError, match=r"--push_to_hub=owner/mine: .* The export itself is complete") as error:
+        hub.upload(tmp_path, "owner/mine", private=True)
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_train_takes_a_name(server, tmp_path, capsys) -> None:
