@@ -21,6 +21,7 @@ pytest.importorskip("prometheus_client")
 
 import cfprm_jax
 from cfprm_jax import flags, serve, synthetic
+from cfprm_jax.serving import server
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORLD = synthetic.WorldConfig(train_problems=2, held_out_problems=2, solutions_per_problem=2, candidates_per_problem=2)
@@ -83,6 +84,13 @@ def test_sigterm_ends_it_with_status_0(prm) -> None:
     assert "done        1 batch," in text and "secret" not in text
 
 
+def test_an_ipv6_address_is_shown_as_clients_write_it() -> None:
+    with server.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert server.address_of(listener, "127.0.0.1") == f"http://127.0.0.1:{port}"
+        assert server.address_of(listener, "::1") == f"http://[::1]:{port}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -92,6 +100,7 @@ def test_sigterm_ends_it_with_status_0(prm) -> None:
         (["--port=70000"], "--port=70000"),
         (["--prefix_cache_tokens=-1"], "prefix_cache_tokens"),
         (["--model={prm}", "--host=203.0.113.7"], "--host=203.0.113.7"),
+        (["--model={prm}", "--host=a..b"], "--host=a..b --port=0: no name or address"),
         (["--model={prm}", "--port={taken}"], "in use"),
         (["--model={prm}", "--max_length=1000000"], "max_position_embeddings"),
     ],

@@ -50,7 +50,7 @@ def serve(config: ServeConfig, log: Callable[[str], None]) -> ServeSummary:
     # Imported here, because they are of the extra.
     from cfprm_jax.serving.app import Limits, Service
     from cfprm_jax.serving.batching import BatchPolicy
-    from cfprm_jax.serving.server import Server, listen
+    from cfprm_jax.serving.server import Server, address_of, listen
 
     model = local_directory(config.model) if config.model else config.checkpoint
     encoding = encoding_of(model, config.encoding, config.step_separator)
@@ -77,13 +77,12 @@ def serve(config: ServeConfig, log: Callable[[str], None]) -> ServeSummary:
             limits=Limits(config.max_queue, config.max_body_bytes, sequences=config.max_solutions),
             token=token,
         )
-        port = listener.getsockname()[1]
         if not token and not _is_loopback(config.host):
             log(
                 f"note        anyone who reaches {config.host} may use the server: --api_key or {TOKEN_VARIABLE} sets "
                 "a token"
             )
-        log(f"listening   http://{config.host}:{port} as {service.name!r}; SIGTERM or Ctrl-C drains")
+        log(f"listening   {address_of(listener, config.host)} as {service.name!r}; SIGTERM or Ctrl-C drains")
         Server(service, config.drain_seconds).run(sockets=[listener])
         service.close(config.drain_seconds)
     counts = scorer.counts

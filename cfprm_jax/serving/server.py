@@ -53,16 +53,27 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes a free one.
 
     Raises:
-      UserError: the address is taken, or is none of this machine.
+      UserError: the address is taken, is none of this machine, or is no address or name at all.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)  # clients wait for the model to load
-    except OSError as error:
-        raise UserError(f"--host={host} --port={port}: {error.strerror or error}") from error
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)  # clients wait for the model to load
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no encoding of names takes, as "a..b"
+        reason = (error.strerror or error) if isinstance(error, OSError) else "no name or address of a machine"
+        raise UserError(f"--host={host:.80} --port={port}: {reason}") from error
     return listener
+
+
+def address_of(listener: socket.socket, host: str) -> str:
+    """Where clients find it: http://host:port, an IPv6 address in brackets."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
