@@ -112,25 +112,31 @@ def head_of(directory: str | pathlib.Path) -> str | None:
     Raises:
       UserError: the directory holds no readable safetensors files.
     """
-    tensors = {tensor.name: tensor for tensor in _readable(pathlib.Path(directory)).tensors}
+    tensors = {tensor.name: tensor for tensor in readable(pathlib.Path(directory)).tensors}
     return "linear" if heads.is_folded(tensors) else heads.kind_by_names(tensors)
 
 
 def stored_dtype(directory: str | pathlib.Path) -> str:
     """The type to compute in that loses nothing of a directory's weights: "bfloat16" if all are, else "float32".
 
-    The stored tensors decide, not config.json; the reward head, which is float32 in every model here, does not count.
+    The stored tensors decide, not config.json; heads do not count: that of a PRM is float32 in every model here.
     float16 has three more bits of mantissa than bfloat16.
 
     Raises:
       UserError: the directory holds no readable safetensors files.
     """
-    tensors = _readable(pathlib.Path(directory)).tensors
-    types = {t.dtype for t in tensors if not t.name.startswith("score.") and not _IGNORED.fullmatch(t.name)}
+    tensors = readable(pathlib.Path(directory)).tensors
+    heads_or_unused = re.compile(rf"score\..*|{_OTHER_HEADS.pattern}|{_IGNORED.pattern}")
+    types = {tensor.dtype for tensor in tensors if not heads_or_unused.fullmatch(tensor.name)}
     return "bfloat16" if types == {"BF16"} else "float32"
 
 
-def _readable(directory: pathlib.Path) -> Listing:
+def readable(directory: pathlib.Path) -> Listing:
+    """The tensors of a directory, all of whose files are readable.
+
+    Raises:
+      UserError: one is not; with every problem of files and index.
+    """
     if not directory.is_dir():
         raise no_such_directory(directory)
     listing = list_directory(directory)
@@ -255,7 +261,8 @@ def _checked(
         elif not (actual in listing.lost or all_lost or actual in absent or (is_head and head_settled)):
             reason = " (the directory has no reward head)" if is_head and head is None else ""
             problems.append((actual, f"missing{reason}"))
-    outputs = {stored[name].shape[0] for name, spec in specs.items() if _is_output(spec) and name in stored}
+    shapes = [stored[name].shape for name, spec in specs.items() if _is_output(spec) and name in stored]
+    outputs = {shape[0] for shape in shapes if shape}
     if len(outputs) > 1 and outputs <= {1, 2, _LABELS_WITH_THIRD}:
         numbers = " or ".join(map(str, sorted(outputs)))
         problems.append(("score", f"weight and bias disagree on the number of labels, {numbers}"))

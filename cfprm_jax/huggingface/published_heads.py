@@ -11,7 +11,8 @@ import pathlib
 import numpy as np
 
 from cfprm_jax.errors import UserError
-from cfprm_jax.huggingface.safetensors_files import DTYPES, StoredTensor, list_directory
+from cfprm_jax.huggingface.loading import readable
+from cfprm_jax.huggingface.safetensors_files import DTYPES, StoredTensor
 from cfprm_jax.models.config import BackboneConfig
 
 VALUE_HEAD = "v_head.summary.weight"
@@ -55,7 +56,7 @@ def vocabulary_head(directory: pathlib.Path, backbone: BackboneConfig, good: int
 
 
 def _tensors(directory: pathlib.Path) -> dict[str, StoredTensor]:
-    return {tensor.name: tensor for tensor in list_directory(directory).tensors}
+    return {tensor.name: tensor for tensor in readable(directory).tensors}
 
 
 def _checked(tensor: StoredTensor, shape: tuple[int, ...], directory: pathlib.Path) -> StoredTensor:

@@ -94,6 +94,14 @@ def test_language_model_gets_a_fresh_head(shards, stored, dtype, tmp_path, monke
     assert loading.head_of(tmp_path) is None
 
 
+@pytest.mark.parametrize("name", ["score.weight", "score.bias"])
+def test_a_head_without_any_dimension_is_a_wrong_shape(name, tmp_path):
+    write(tmp_path, {**tensors_of(CONFIG, labels=2), name: np.array(1.0, np.float32)})
+    with pytest.raises(UserError, match=rf"{name}: shape \[\], expected \[1") as error:
+        loading.load_params(tmp_path, CONFIG)
+    assert "\n" not in str(error.value)
+
+
 def test_fresh_head_depends_on_its_key(tmp_path):
     write(tmp_path, tensors_of(CONFIG))
     one, same, other = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from encoding_fixtures import QUESTION, SOLUTIONS
+from encoding_fixtures import QUESTION, SOLUTIONS, TEMPLATE
 
 import cfprm_jax
 from cfprm_jax.errors import UserError
@@ -77,3 +78,28 @@ def test_what_skywork_needs_is_named(make_reference, write_tokenizer, tmp_path):
         cfprm_jax.load(tmp_path).score("q", ["a"])
     with pytest.raises(UserError, match=r"--step_separator=ab, but .* skywork"):
         cfprm_jax.load(tmp_path, step_separator="ab")
+
+
+@pytest.mark.parametrize(("stored", "expected"), [("bfloat16", "bfloat16"), ("float32", "float32")])
+def test_a_float32_value_head_does_not_decide_the_dtype(make_reference, write_tokenizer, tmp_path, stored, expected):
+    """As published, a bfloat16 backbone has a float32 v_head, which the computation keeps in float32 anyway."""
+    write_tokenizer(tmp_path, "<s>")
+    write(tmp_path, make_reference)
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    kind = ml_dtypes.bfloat16 if stored == "bfloat16" else np.float32
+    tensors = {name: v if name.startswith("v_head.") else v.astype(kind) for name, v in tensors.items()}
+    tensors["lm_head.bias"] = np.zeros(300, np.float32)
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = open_prm(tmp_path)
+    assert loaded.config.dtype == expected and loaded.params["head"]["output"]["kernel"].dtype == np.float32
+
+
+@pytest.mark.parametrize("encoding", ["skywork", "math_shepherd", "rlhflow"])
+def test_a_damaged_file_is_named_and_not_a_head_that_is_missing(make_reference, write_tokenizer, tmp_path, encoding):
+    write_tokenizer(tmp_path, "<s>", ("ки", " -"), chat_template=TEMPLATE)
+    write(tmp_path, make_reference)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    for name in (encoding, "auto"):
+        with pytest.raises(UserError, match=r"model\.safetensors: truncated"):
+            open_prm(tmp_path, encoding=name)
