@@ -179,7 +179,9 @@ class PRM:
             raise UserError(f"{len(questions)} questions but {len(solutions)} lists of solutions")
         split, counts = self._scorer.encoder.split, SplitCounts()
         items = []
-        for question, own in zip(questions, solutions, strict=True):
+        for number, (question, own) in enumerate(zip(questions, solutions, strict=True)):
+            if isinstance(own, str):
+                raise UserError(f"solutions[{number}] is one text, expected a sequence of the solutions of a question")
             for solution in own:
                 steps = split(solution) if isinstance(solution, str) else solution
                 items.append((question, steps))

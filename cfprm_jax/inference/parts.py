@@ -20,14 +20,13 @@ from cfprm_jax.checkpoints.saving import is_run, locate, require_prm_directory
 from cfprm_jax.data.formats.files import InputFile, expand, rows
 from cfprm_jax.errors import UserError
 from cfprm_jax.inference.row_file import FREE_FLAGS, RESOLVED, RowFile, open_rows
-from cfprm_jax.inference.rows import question_of
+from cfprm_jax.inference.rows import SCORES, question_of
 from cfprm_jax.options import Options
 from cfprm_jax.runtime import config_files, digests
 from cfprm_jax.runtime.shards import Shard, parse
 
 # Flags of a process, which one that merges may have, too.
 _OF_ONE_RUN = frozenset({"shard", "merge", "platform", "mesh"})
-_ADDED = frozenset({"step_scores", "step_logits", "step_redundancy"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +208,7 @@ def check_id(found: Mapping[str, Any], row: Mapping[str, Any], name: pathlib.Pat
 
 def _without_scores(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_scores(entry) for key, entry in value.items() if key not in _ADDED}
+        return {key: _without_scores(entry) for key, entry in value.items() if key not in SCORES}
     return [_without_scores(entry) for entry in value] if isinstance(value, list) else value
 
 

@@ -20,6 +20,9 @@ from cfprm_jax.runtime.shards import Shard
 SourcedRow = tuple[dict[str, Any], str]
 """A decoded row, and the "file:line" that it comes from."""
 
+SCORES = frozenset({"step_scores", "step_logits", "step_redundancy"})
+"""The fields of a solution that scoring adds or replaces."""
+
 # Rows are scored in groups of this many solutions or characters: enough to fill batches, few enough to be written soon.
 # The end of a group depends on the rows alone, so that a group interrupted by a kill is repeated with the same rows.
 _SOLUTIONS = 512
@@ -83,9 +86,9 @@ def score_rows(
 
     With a redundancy output, every solution also has "step_redundancy".
 
-    Rows are modified in place; existing scores are replaced. Candidates with a text and no steps are split at the step
-    separator. A solution without steps or over the model's max_length has null scores. counts is updated. Rows are read
-    and tokenised ahead, in a thread, while the device computes.
+    Rows are modified in place; existing scores are replaced, whatever they are. Candidates with a text and no steps are
+    split at the step separator. A solution without steps or over the model's max_length has null scores. counts is
+    updated. Rows are read and tokenised ahead, in a thread, while the device computes.
 
     Args:
       written: number of rows that were written before; they are not yielded, and every score of the others is
@@ -154,7 +157,10 @@ def scored_questions(questions: Iterable[Question], scorer: Scorer) -> Iterator[
 def _solutions(row: dict[str, Any], source: str, scorer: Scorer) -> list[_Solution]:
     """The solutions of a candidates row or of a stepwise row."""
     if "candidates" in row:
-        question = parse_question(row, source)
+        # Earlier scores are replaced, so they need not fit the steps, nor be ones at all.
+        given = row["candidates"] if isinstance(row["candidates"], list) else ()
+        bare = [{k: v for k, v in c.items() if k not in SCORES} if isinstance(c, dict) else c for c in given]
+        question = parse_question({**row, "candidates": bare} if bare else row, source)
         split = scorer.encoder.split
         return [
             _Solution(

@@ -287,6 +287,8 @@ def test_what_cannot_be_scored_is_an_error(exported):
         prm.score(QUESTION, STEPS[0])
     with pytest.raises(UserError, match="longer than 96 tokens"):
         prm.score(QUESTION, STEPS * 20)
+    with pytest.raises(UserError, match=r"solutions\[1\] is one text"):
+        prm.score_many([QUESTION] * 2, [["\n\n".join(STEPS)], "\n\n".join(STEPS)])
 
 
 def test_what_holds_no_prm_is_refused(exported, tmp_path, world):

@@ -68,6 +68,24 @@ def test_candidates_get_scores_and_keep_all_else(scorer):
     }
 
 
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"step_scores": [0.5]},  # of the text before it had steps
+        {"step_scores": [0.5] * 3, "step_logits": [0.0]},
+        {"step_scores": [1.5, -3, float("nan")], "step_redundancy": 7},  # of another program
+        {"step_scores": "none", "step_logits": {}},
+    ],
+)
+def test_old_scores_are_replaced_whatever_they_are(scorer, old):
+    def row(**scores):
+        return {"id": 1, "question": QUESTION, "answer": "one", "candidates": [{**scores, "steps": STEPS}]}
+
+    ((new, _),) = score_rows([(row(), "c:1")], scorer, ScoringCounts())
+    ((again, _),) = score_rows([(row(**old), "c:1")], scorer, ScoringCounts())
+    assert again == new
+
+
 def test_a_score_that_is_not_finite_names_the_row(scorer, monkeypatch):
     bad = [None, np.array([[1.0], [np.nan]], np.float32)]
     monkeypatch.setattr(scorer, "start", lambda plan: types.SimpleNamespace(outputs=lambda: bad))
