@@ -87,6 +87,8 @@ def test_a_tuned_threshold_is_named_with_where_it_comes_from(tmp_path):
         ([row("a-1", 0, [0.5, 2, 0])], [], 'rows.json:1: "step_scores"'),
         ([{**row("a-1", 0), "steps": []}], [], '"steps" is missing, empty'),
         ([{"steps": ["a"], "label": 0}], [], '"problem" is missing'),
+        (SCORED[:2] + SCORED[3:4], ["--tune_on=math"], "--tune_on=math has no solutions with an error"),
+        (SCORED[1:3], ["--tune_on=math"], "--tune_on=math has no correct solutions"),
         (SCORED, ["--model=a", "--checkpoint=b"], "--checkpoint (a run of train)"),
         (SCORED, ["--input="], "--input is empty"),
         (SCORED, ["--output_dir="], "--output_dir is empty"),

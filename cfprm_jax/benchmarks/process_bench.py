@@ -53,6 +53,12 @@ def run(config: ProcessBenchConfig, log: Log) -> dict[str, Any] | None:
     subsets = list(dict.fromkeys(row["subset"] for row in found))
     if config.tune_on and config.tune_on not in subsets:
         raise UserError(f"--tune_on={config.tune_on} is not among the subsets: {', '.join(subsets)}")
+    kinds = {row["label"] == NO_ERROR for row in found if row["subset"] == config.tune_on}
+    if config.tune_on and len(kinds) < 2:
+        what = "solutions with an error" if kinds == {True} else "correct solutions"
+        raise UserError(
+            f"--tune_on={config.tune_on} has no {what}, without which there is no F1 to tune the threshold by"
+        )
     log(f"solutions   {len(found):,} in {', '.join(subsets)}")
     source = ", ".join(config.merge) or "none: scores of the rows"
     log(f"model       {config.model or config.checkpoint or source}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+from typing import cast
 
 from cfprm_jax.errors import UserError
 
@@ -80,14 +81,18 @@ def upload(directory: pathlib.Path, repository: str, private: bool) -> str:
     import huggingface_hub
     from huggingface_hub import errors
 
+    # The bases of the library's own error are those of the HTTP client, whose errors of a connection are no OSError.
+    failures: tuple[type[Exception], ...] = (
+        OSError,
+        *cast(tuple[type[Exception], ...], errors.HfHubHTTPError.__bases__),
+    )
     try:
         hub = huggingface_hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         hub.create_repo(repository, private=private, exist_ok=True)
         commit = hub.upload_folder(repo_id=repository, folder_path=directory, commit_message="Export of cfprm_jax")
     except errors.LocalTokenNotFoundError as error:
         raise UserError(f"--push_to_hub={repository}: no token; set HF_TOKEN or run: hf auth login") from error
-    # The bases of the library's own error are those of the HTTP client, whose errors of a connection are no OSError.
-    except (OSError, *errors.HfHubHTTPError.__bases__) as error:
+    except failures as error:
         raise UserError(
             f"--push_to_hub={repository}: {_first_line(error)}. The export itself is complete: {directory}"
         ) from error
