@@ -291,7 +291,8 @@ def test_rollouts_that_are_cut(world, tmp_path, capsys) -> None:
     assert found["cut_rollouts"] == found["rollouts"] > 0 and found["share_of_zeros"] == 1
 
 
-ROW = {"id": 1, "question": "start=one+two", "answer": "three", "candidates": [{"steps": ["one+two=three", "x"]}]}
+QUESTION = {"id": 1, "question": "start=one+two", "answer": "three"}
+ROW = {**QUESTION, "candidates": [{"steps": ["one+two=three", "x"]}]}
 
 
 @pytest.mark.parametrize(
@@ -550,3 +551,27 @@ def test_sample_from_a_server(world, policy, tmp_path) -> None:
     rows = lines(tmp_path / "a.jsonl")
     assert [row["id"] for row in rows] == [row["id"] for row in lines(world.candidates)]
     assert all(len(row["candidates"]) == 3 and row["candidates"][0]["finish"] == "stop" for row in rows)
+
+
+def test_resuming_replaces_no_file_that_is_not_its_own(world, policy, tmp_path, capsys) -> None:
+    """--resume=auto with the name of a file that something else wrote."""
+    output, parts = tmp_path / "notes.jsonl", tmp_path / "p.jsonl"
+    output.write_text("mine")
+    with serving(policy) as url:
+        for resume in ("auto", "always"):
+            assert run(world, output, f"--engine={url}", "--rollouts=2", f"--resume={resume}") == 2
+            assert f"--output={output} already exists" in capsys.readouterr().err
+        assert run(world, parts, f"--engine={url}", "--rollouts=2", "--shard=0/1") == 0
+    merge = ["label", f"--merge={tmp_path}/p.*.jsonl", f"--output={output}", "--resume=auto"]
+    assert flags.run(LabelConfig, label.main, merge) == 2
+    assert f"--output={output} already exists" in capsys.readouterr().err
+    assert output.read_text() == "mine"
+    # Its own is written again: here the summary and the rows of a log that is complete.
+    own = tmp_path / "p.00000-of-00001.jsonl"
+    rows = own.read_bytes()
+    own.with_name("p.00000-of-00001.label.json").unlink()
+    own.write_text("damaged")
+    with serving(policy) as url:
+        given = (f"--engine={url}", "--rollouts=2", "--shard=0/1", "--resume=auto")
+        assert run(world, parts, *given) == 0
+    assert own.read_bytes() == rows

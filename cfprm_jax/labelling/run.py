@@ -51,7 +51,7 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
         "model": digests.of_paths([pathlib.Path(config.model)]),
         "input": digests.of_paths(inputs),
     }
-    _require_new(output, config.resume)
+    _require_own(output, config.resume)
     engine_config, sampling = config.engines, _sampling(config)
     described = parts.without_unused_sharing(config_files.as_dict(config))
     with contextlib.ExitStack() as stack:
@@ -116,7 +116,7 @@ def merge(config: LabelConfig, log: Log) -> dict[str, Any]:
     parts.require_input(found, config.input)
     output = pathlib.Path(config.output)
     base = base_name(output)
-    _require_new(output, resume)
+    _require_own(output, resume)
     output_paths.require_no_input("--output", output, input=[file.path for file in expand(config.input)], merge=outputs)
     described = parts.without_unused_sharing(config_files.as_dict(config))
     rows_of_parts = [row for file in found.files for row in parts.rows_of(file)]
@@ -178,6 +178,13 @@ def _output(config: LabelConfig) -> pathlib.Path:
 def _require_new(output: pathlib.Path, resume: str, flag: str = "output") -> None:
     if output.exists() and resume == "never":
         raise UserError(f"--{flag}={output} already exists: choose another file, or remove it")
+
+
+def _require_own(output: pathlib.Path, resume: str) -> None:
+    """UserError for an output that is there, unless an earlier call wrote it, whose log or summary is beside it."""
+    base = base_name(output)
+    own = (f"{base}.rollouts.jsonl", f"{base}.rollouts.jsonl.partial", f"{base}.label.json")
+    _require_new(output, resume if any(pathlib.Path(path).exists() for path in own) else "never")
 
 
 def _policy(outputs: Sequence[pathlib.Path]) -> str:
