@@ -575,3 +575,27 @@ def test_resuming_replaces_no_file_that_is_not_its_own(world, policy, tmp_path, 
         given = (f"--engine={url}", "--rollouts=2", "--shard=0/1", "--resume=auto")
         assert run(world, parts, *given) == 0
     assert own.read_bytes() == rows
+
+
+def test_cut_rollouts_are_judged_once_all_are_there(world, tmp_path, capsys) -> None:
+    """Two rollouts, both cut, of the two prefixes of the first round: the other prefix's requests come first."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    candidates = [{"steps": [step, "x"]} for step in ("one+two=three", "so")]
+    source.write_text(json.dumps({**ROW, "candidates": candidates}) + "\n")
+    given = ("--rollouts=2", "--engine_model=m", "--resume=auto")
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    assert run(world, output, *given, f"--write_requests={first}", source=source) == 0
+
+    def answer(rows, finish):
+        return [{"custom_id": row["custom_id"], "response": {"body": reply("x", finish=finish)}} for row in rows]
+
+    asked = lines(first)
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in answer(asked[:2], "length")))
+    arguments = (*given, f"--completions={path}", f"--write_requests={second}")
+    assert run(world, output, *arguments, source=source) == 0
+    assert [row["custom_id"] for row in lines(second)] == [row["custom_id"] for row in asked[2:]]
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in answer(asked[2:], "stop")))
+    assert run(world, output, *arguments, source=source) == 0
+    assert summary(output)["cut_rollouts"] == 2 and summary(output)["rollouts"] == 4

@@ -161,10 +161,10 @@ def _write_rows(
         with _written(output) as stream:
             for row in labeller.rows():
                 stream.write(atomic.encode_json(row))
-            # A share can have few rollouts, so that its last ones do not count by themselves.
-            labeller.ledger.counts.check(config.what.max_truncated, last=not config.shard)
             if isinstance(opened.engine, BatchEngine) and opened.engine.missing:
                 raise missing(opened.engine)
+            # A share can have few rollouts, so that its last ones do not count by themselves.
+            labeller.ledger.counts.check(config.what.max_truncated, last=not config.shard)
     summary = {"config": config_files.as_dict(config), **labeller.report(), "off_policy": off_policy}
     atomic.write_json(f"{base_name(output)}.label.json", summary)
     return summary
