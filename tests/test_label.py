@@ -599,3 +599,14 @@ def test_cut_rollouts_are_judged_once_all_are_there(world, tmp_path, capsys) -> 
         file.write("".join(json.dumps(row) + "\n" for row in answer(asked[2:], "stop")))
     assert run(world, output, *arguments, source=source) == 0
     assert summary(output)["cut_rollouts"] == 2 and summary(output)["rollouts"] == 4
+
+
+def test_questions_of_a_tree_need_an_answer(world, policy, tmp_path, capsys) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(QUESTION) + "\n" + json.dumps({**QUESTION, "id": 2, "answer": " "}) + "\n")
+    with serving(policy) as url:
+        given = (f"--engine={url}", "--method=tree", "--searches=1", "--rollouts=2")
+        assert run(world, output, *given, source=source) == 2
+        assert 'in.jsonl:2: "answer" is empty' in capsys.readouterr().err
+        assert run(world, output, *given, "--max_bad_rows=1", "--resume=auto", source=source) == 0
+    assert summary(output)["questions"] == len(summary(output)["bad_rows"]) == 1

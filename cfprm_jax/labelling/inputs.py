@@ -79,6 +79,7 @@ def read_questions(paths: Paths, skip: Skip) -> Iterator[Labelled]:
                 if row.data is None:
                     raise UserError(f"{source}: {row.reason}")
                 question = parse_row(row.data, source, f"{file.path.name.partition('.')[0]}/{number}")
+                _require_answer(question.answer, source)
             except UserError as error:
                 skip(str(error))
                 continue
@@ -123,13 +124,17 @@ def _group(row: dict[str, Any]) -> Any:
 def _candidates(row: dict[str, Any], source: str, skip: Skip) -> tuple[QuestionRow, tuple[Candidate, ...]] | None:
     try:
         one = parse_question(row, source)
-        if not one.answer.strip():
-            raise UserError(f'{source}: "answer" is empty, and rollouts are compared with it')
+        _require_answer(one.answer, source)
     except UserError as error:
         skip(str(error))
         return None
     question = QuestionRow(one.id, one.question, one.answer, one.dataset, source)
     return question, one.candidates
+
+
+def _require_answer(answer: str, source: str) -> None:
+    if not answer.strip():
+        raise UserError(f'{source}: "answer" is empty, and rollouts are compared with it')
 
 
 def _stepwise(pairs: list[tuple[dict[str, Any], str]], skip: Skip) -> tuple[QuestionRow, tuple[Candidate, ...]] | None:
