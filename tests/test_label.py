@@ -610,3 +610,14 @@ def test_questions_of_a_tree_need_an_answer(world, policy, tmp_path, capsys) -> 
         assert 'in.jsonl:2: "answer" is empty' in capsys.readouterr().err
         assert run(world, output, *given, "--max_bad_rows=1", "--resume=auto", source=source) == 0
     assert summary(output)["questions"] == len(summary(output)["bad_rows"]) == 1
+
+
+def test_a_question_that_is_omitted_grows_no_tree(world, policy, tmp_path) -> None:
+    """Its rate is that of its first rollouts, which are all that it takes."""
+    output = tmp_path / "out.jsonl"
+    with serving(policy) as url:
+        given = (f"--engine={url}", "--method=tree", "--rollouts=8", "--min_rate=1")
+        assert run(world, output, *given) == 0
+    found = summary(output)
+    assert found["omitted_questions"] == found["questions"] == 4 and output.read_text() == ""
+    assert found["rollouts"] == 8 * 4 and found["split"]["texts"] == 0

@@ -161,13 +161,13 @@ class Labeller:
     def _trees(self, chunk: Sequence[Labelled]) -> Iterator[dict[str, Any]]:
         tree = self._config.tree
         settings = TreeSettings(tree.alpha, tree.beta, tree.tree_length, tree.c_puct, tree.searches)
-        rounds = self._run(chunk, [(number, search(settings, self._cutter)) for number in range(len(chunk))])
+        methods = [(number, search(settings, self._cutter, self._grows)) for number in range(len(chunk))]
+        rounds = self._run(chunk, methods)
         for number, one in enumerate(chunk):
             if number not in rounds.results:
                 continue
             grown: SearchTree = rounds.results[number]
-            rate = grown.root.outcome.rate
-            if rate is None or not self._within(rate):
+            if not self._grows(grown.root.outcome):
                 self.summary.omitted_questions += 1
                 continue
             self.summary.add_tree(grown, self._config.what.rollouts)
@@ -208,6 +208,10 @@ class Labeller:
         kept = not one.rate[1] or self._within(one.rate[0] / one.rate[1])
         self.summary.omitted_questions += not kept
         return kept
+
+    def _grows(self, first: Outcome) -> bool:
+        """Whether a question's rate, that of its first rollouts, is not outside."""
+        return first.rate is not None and self._within(first.rate)
 
     def _within(self, rate: float) -> bool:
         return self._config.what.min_rate <= rate <= self._config.what.max_rate

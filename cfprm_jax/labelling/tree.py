@@ -129,11 +129,16 @@ def score(node: Node, rollout: Rollout, visits: int, settings: TreeSettings) -> 
     return quality + settings.c_puct * math.sqrt(visits) / (1 + node.visits)
 
 
-def search(settings: TreeSettings, cutter: Callable[[Outcome], Cut]) -> Method[SearchTree]:
+def search(
+    settings: TreeSettings,
+    cutter: Callable[[Outcome], Cut],
+    grows: Callable[[Outcome], bool] = lambda first: True,
+) -> Method[SearchTree]:
     """Grows the tree of one question; rollouts must keep their texts.
 
     Args:
       cutter: how rollouts are cut into pieces, given the first ones.
+      grows: whether to search at all, given the first ones; otherwise the tree is its root.
     """
     tree = SearchTree()
     pool: list[tuple[Node, int]] = []
@@ -146,6 +151,8 @@ def search(settings: TreeSettings, cutter: Callable[[Outcome], Cut]) -> Method[S
             pool.extend((node, index) for index in wrong)
 
     add((), (yield [()])[()])
+    if not grows(tree.root.outcome):
+        return tree
     cut = cutter(tree.root.outcome)
     while pool and len(tree.selected) < settings.searches:
         visits = sum(node.visits for node in tree.nodes.values())
