@@ -471,7 +471,7 @@ def test_rollouts_of_a_server_with_and_without_its_defaults_are_not_mixed(world,
     with serving(lambda body: (200, reply("answer=one", finish="length"))) as url:
         assert run(world, output, f"--engine={url}", "--rollouts=2", "--omit_neutral") == 2
         resolved = json.loads((tmp_path / "out.rollouts.jsonl.config.json").read_text())["resolved"]
-        assert resolved == {"kind of engine": "requests"}
+        assert resolved == {"kind of engine": "requests", "policy": "scripted"}
         capsys.readouterr()
         assert run(world, output, f"--engine={url}", *arguments, "--max_truncated=1") == 2
         assert "kind of engine requests, found kind of engine requests with top_k, min_p" in capsys.readouterr().err
@@ -621,3 +621,32 @@ def test_a_question_that_is_omitted_grows_no_tree(world, policy, tmp_path) -> No
     found = summary(output)
     assert found["omitted_questions"] == found["questions"] == 4 and output.read_text() == ""
     assert found["rollouts"] == 8 * 4 and found["split"]["texts"] == 0
+
+
+def test_a_resume_takes_rollouts_of_the_same_policy(world, tmp_path, capsys) -> None:
+    """The server has another model than before, and --engine_model names none."""
+    output, sampled = tmp_path / "out.jsonl", tmp_path / "sampled.jsonl"
+
+    def half(body):
+        return (200, reply("answer=one")) if body["seed"] % 3 else (500, b"dead")
+
+    questions = [f"--model={world.model}", f"--questions={world.candidates}", f"--output={sampled}"]
+    given = [*questions, "--num_candidates=1", "--system_prompt=", "--max_new_tokens=50", "--request_retries=0"]
+
+    def sampling(url, *arguments):
+        return flags.run(sample.SampleConfig, sample.main, ["sample", *given, f"--engine={url}", *arguments])
+
+    with serving(half) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=1", "--concurrency=1") == 2
+        assert sampling(url, "--concurrency=1", "--seed=2") == 2
+    assert lines(tmp_path / "out.rollouts.jsonl.partial") and lines(tmp_path / "sampled.jsonl.partial")
+    capsys.readouterr()
+    message = "were written with policy scripted, found policy other"
+    with serving(lambda body: (200, reply("answer=one")), models={"data": [{"id": "other"}]}) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=1", "--resume=auto") == 2
+        assert message in capsys.readouterr().err
+        assert sampling(url, "--seed=2", "--resume=auto") == 2
+        assert message in capsys.readouterr().err
+    with serving(lambda body: (200, reply("answer=one"))) as url:
+        assert run(world, output, f"--engine={url}", "--rollouts=1", "--resume=auto") == 0
+        assert sampling(url, "--seed=2", "--resume=auto") == 0

@@ -163,6 +163,14 @@ def test_the_policy_of_a_server(policy, prm, questions, tmp_path, capsys) -> Non
         assert row["cost"]["policy_parameters"] is None and row["cost"]["policy_tokens"] > row["cost"]["sampled_tokens"]
         assert all(set(candidate["steps"]) == {"two+one"} for candidate in row["candidates"])
     assert f"policy      scripted at {url}" in capsys.readouterr().out
+    # Resumed with another model at the server, as after a kill.
+    first = tmp_path / "first.jsonl.partial"
+    first.write_bytes(output.read_bytes().splitlines(keepends=True)[0])
+    (tmp_path / "first.jsonl.config.json").write_bytes((tmp_path / "found.jsonl.config.json").read_bytes())
+    again = given(policy, prm, questions, tmp_path / "first.jsonl", max_new_tokens=12)
+    with serving(handler, models={"data": [{"id": "other"}]}) as url:
+        assert run(*again, f"--engine={url}", "--resume=auto") == 2
+    assert "were written with policy scripted, found policy other" in capsys.readouterr().err
     # Solutions of several lines whose separator the policy never writes.
     choice = {"text": "two\none", "finish_reason": "stop", "stop_reason": None}
     with serving(lambda _: (200, {"choices": [choice], "usage": {"completion_tokens": 3}})) as url:

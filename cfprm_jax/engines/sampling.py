@@ -94,6 +94,8 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
                 log=log,
             )
         )
+        if config.engines.engine:
+            output.require("policy", opened.engine.name)
         prompts = encode_prompts(
             questions, opened.tokenizer, opened.longest, config.max_new_tokens, config.system_prompt
         )

@@ -75,6 +75,8 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
                 log=log,
             )
         )
+        if engine_config.engine and not held.complete:
+            held.require("policy", opened.engine.name)
         log(opened.text)
         log(f"method      {config.what.method}, {config.what.rollouts} rollouts a prefix")
         if done:

@@ -96,6 +96,8 @@ def search_files(config: SearchConfig, log: Callable[[str], None]) -> SearchSumm
         log(f"devices     {devices.describe(chosen)}")
         output.require("kind of engine", config.engines.kind)
         policy = _open_policy(config, mesh, log)
+        if policy.served is not None:
+            output.require("policy", policy.served)
         prompts = encode_prompts(
             questions, policy.tokenizer, policy.longest, config.max_new_tokens, config.system_prompt
         )
@@ -161,6 +163,7 @@ class _Policy(NamedTuple):
     Attributes:
       longest: most tokens of a sequence, and the key of config.json that bounds them.
       parameters: number of them; None if it runs elsewhere.
+      served: its name at the server; None if it runs in this process.
       text: describes it.
       in_steps: makes the policy that takes a step at a time, from the separator.
     """
@@ -168,6 +171,7 @@ class _Policy(NamedTuple):
     tokenizer: transformers.PreTrainedTokenizerBase
     longest: tuple[int, str]
     parameters: int | None
+    served: str | None
     text: str
     in_steps: Callable[[str], StepPolicy]
 
@@ -184,6 +188,7 @@ def _open_policy(config: SearchConfig, mesh: Mesh, log: Callable[[str], None]) -
             tokenizer,
             longest,
             parameters=None,
+            served=engine.name,
             text=f"{engine.name} at {engines.engine}",
             in_steps=lambda separator: ServerPolicy(engine, encoder, sampling, separator, longest[0]),
         )
@@ -192,6 +197,7 @@ def _open_policy(config: SearchConfig, mesh: Mesh, log: Callable[[str], None]) -
         policy.tokenizer,
         policy.config.backbone.longest,
         parameters=_size(policy.params),
+        served=None,
         text=f"{config.model}, {policy.config.dtype}",
         in_steps=lambda separator: StepSampler(policy, sampling, config.n, separator, mesh),
     )
