@@ -20,7 +20,7 @@ Handler = Callable[[dict[str, Any]], tuple[int, Any]]
 
 
 @contextlib.contextmanager
-def serving(handler: Handler, models: Any = MODELS) -> Iterator[str]:
+def serving(handler: Handler, models: Any = MODELS, path: str = "/v1/completions") -> Iterator[str]:
     """The URL of a server; a reply of None closes the connection without one."""
 
     class Answers(http.server.BaseHTTPRequestHandler):
@@ -29,7 +29,7 @@ def serving(handler: Handler, models: Any = MODELS) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert self.path == "/v1/completions", self.path
+            assert self.path == path, self.path
             self._reply(*handler(body))
 
         def _reply(self, status: int, content: Any) -> None:

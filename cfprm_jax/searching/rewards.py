@@ -122,8 +122,11 @@ class ServerReward:
             tokens = int(answer["usage"]["total_tokens"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self._url}: the answer has no logits and usage: {str(answer)[:200]!r}") from error
-        if [len(z) for z in found] != [len(steps) for steps in solutions]:
+        if [z.shape for z in found] != [(len(steps),) for steps in solutions]:
             raise UserError(f"{self._url}: the answer has other numbers of steps than the request")
+        # null is read as NaN, too.
+        if not all(np.isfinite(z).all() for z in found):
+            raise UserError(f"{self._url}: the answer has a score that is not finite")
         self.computed += tokens
         self.requested += tokens
         return found

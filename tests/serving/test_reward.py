@@ -53,3 +53,25 @@ def test_the_model_is_the_one_that_the_server_listed(make_service, serve, soluti
     # One that lists none is taken without a name.
     with serving(lambda _: (200, {}), {"error": "no such route"}) as url:
         assert ServerReward(url.removesuffix("/v1")).model is None
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        ([[None, 1.0]], "has a score that is not finite"),
+        ([[float("nan"), 1.0]], "has a score that is not finite"),
+        ([[1.0, float("inf")]], "has a score that is not finite"),
+        ([[[1.0], [2.0]]], "has other numbers of steps than the request"),
+        ([3.0], "has other numbers of steps than the request"),
+        ([[1.0]], "has other numbers of steps than the request"),
+        (None, "has no logits and usage"),
+    ],
+)
+def test_answers_that_are_no_logits(logits, message) -> None:
+    """Of a server that is not ours: a null ranked its solution anywhere, and a number alone ended in a traceback."""
+    answer = {"logits": logits, "usage": {"total_tokens": 3}}
+    with (
+        serving(lambda _: (200, answer), {"data": []}, path="/v1/steps") as url,
+        pytest.raises(UserError, match=f"{url}/steps: the answer {message}"),
+    ):
+        ServerReward(url.removesuffix("/v1")).score("What?", [["a", "b"]])
