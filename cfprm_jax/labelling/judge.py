@@ -17,6 +17,7 @@ from cfprm_jax.data.formats.files import Paths, expand, rows
 from cfprm_jax.errors import UserError
 
 _BOXED = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*(-?\d+)\s*\}")
+_LONGEST = 9  # digits; no solution has as many steps, and int() refuses thousands of them
 _PROMPT = """Below are a problem and a solution of it, which is cut into numbered paragraphs.
 
 Problem:
@@ -99,13 +100,17 @@ def _verdict(row: dict[str, Any], where: str) -> tuple[str, Verdict | str]:
             f'{where}: expected the result of a request ("custom_id", "response"), or "id" and "first_error"'
         )
     try:
-        content = row["response"]["body"]["choices"][0]["message"]["content"]
+        choice = row["response"]["body"]["choices"][0]
+        content = choice["message"]["content"]
     except (KeyError, IndexError, TypeError):
         return row["custom_id"], "no reply"
+    if choice.get("finish_reason") == "length":  # a number in it need not be the last word
+        return row["custom_id"], "a reply that was cut"
     numbers = _BOXED.findall(content) if isinstance(content, str) else []
-    if not numbers or int(numbers[-1]) < -1:
+    number = int(numbers[-1][: _LONGEST + 1]) if numbers else None
+    if number is None or number < -1:
         return row["custom_id"], "no number in the reply"
-    return row["custom_id"], None if int(numbers[-1]) == -1 else int(numbers[-1])
+    return row["custom_id"], None if number == -1 else number
 
 
 @dataclasses.dataclass

@@ -57,6 +57,20 @@ def test_consensus_by_hand(tmp_path) -> None:
     ]  # fmt: skip
 
 
+def test_replies_that_were_cut_and_numbers_of_thousands_of_digits(tmp_path) -> None:
+    """A number in the middle of a reply is no verdict; a judge that repeats itself writes digits up to its limit."""
+    cut = result(1, r"Is it \boxed{1}? Let me check")
+    cut["response"]["body"]["choices"][0]["finish_reason"] = "length"
+    whole = result(2, r"\boxed{1}")
+    whole["response"]["body"]["choices"][0]["finish_reason"] = "stop"
+    replies = [result(0, r"\boxed{" + "1" * 5000 + "}"), cut, whole, result(3, r"\boxed{-" + "1" * 5000 + "}")]
+    agreement = judge.Consensus()
+    list(agreement.filter(ROWS[:4], judge.read_verdicts(written(tmp_path, replies))))
+    assert agreement.report()["without_verdict"] == {
+        "a number beyond the last step": 1, "a reply that was cut": 1, "no number in the reply": 1,
+    }  # fmt: skip
+
+
 def test_steps_without_a_label_are_no_errors(tmp_path) -> None:
     """-100 is unlabelled, as null is and in every other reader."""
     rows = [{**ROWS[0], "labels": labels} for labels in ([1, -100, -100], [True, -100, False], [float("nan"), 0.25, 1])]
