@@ -76,7 +76,7 @@ class Summary:
         self.violations += violating > 0
         self.rollouts_of_a_full_sweep += rollouts * (1 + sum(max(selected.pieces - 1, 0) for selected in tree.selected))
         for node in tree.nodes.values():
-            if node.prefix and node.outcome.successes is not None:
+            if node.prefix and node.outcome.successes is not None and not node.end:
                 self.steps_rolled += 1
                 self.zeros += node.wrong
 

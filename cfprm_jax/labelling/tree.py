@@ -40,11 +40,13 @@ class Node:
 
     Attributes:
       visits: N(s), searches that took a rollout from it.
+      end: whether it is the whole of a rollout, whose answer is its only count; nothing was rolled from it.
     """
 
     prefix: Prefix
     outcome: Outcome
     visits: int = 0
+    end: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -180,4 +182,4 @@ def search(
 
 def _end(node: Node, index: int, pieces: list[str]) -> Node:
     rollout = dataclasses.replace(node.outcome.rollouts[index], text=None, steps=0, tokens=0)
-    return Node((*node.prefix, *pieces), Outcome((rollout,)))
+    return Node((*node.prefix, *pieces), Outcome((rollout,)), end=True)

@@ -49,6 +49,15 @@ def grown():
     return run(search(TreeSettings(searches=3), lambda first: cut), OUTCOMES.__getitem__)
 
 
+def test_ends_of_rollouts_are_no_rolled_steps(grown) -> None:
+    """Five prefixes were rolled, and "abcde" alone has no success; "abx" is the end of a rollout."""
+    tree, rolled = grown
+    summary = Summary()
+    summary.add_tree(tree, 4)
+    assert B in tree.nodes and B not in rolled
+    assert (summary.steps_rolled, summary.zeros, summary.nodes) == (len(rolled) - 1, 1, len(rolled) + 1) == (5, 1, 7)
+
+
 def test_scores_by_hand() -> None:
     node = Node(("a",), outcome(2, 8), visits=3)
     settings = TreeSettings()
