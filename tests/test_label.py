@@ -338,6 +338,19 @@ def test_a_bad_row_is_skipped_without_the_others_of_its_prompt(change, place, tm
     assert len(skipped) == 1 and skipped[0].startswith(f"in.jsonl:{place + 1}: ")
 
 
+@pytest.mark.parametrize("change", [{"id": 1.5}, {"id": True}, {"dataset": 3}], ids=["id", "bool", "dataset"])
+def test_ids_and_datasets_of_another_type_are_bad_rows(change, tmp_path) -> None:
+    """They were left out, so that the row had a made-up id, or was of no data set."""
+    path = tmp_path / "in.jsonl"
+    given = [{**STEPWISE, **change}, {**STEPWISE, "prompt": "start=one", "id": None, "dataset": None}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    skipped: list[str] = []
+    (found,) = read_solutions([path], "\n\n", skipped.append)
+    assert found.question.question == "start=one" and len(skipped) == 1
+    ((name, value),) = change.items()
+    assert skipped[0].startswith(f'in.jsonl:1: "{name}" is {value}, expected ')
+
+
 SHARES = 5
 
 

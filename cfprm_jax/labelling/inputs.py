@@ -165,9 +165,12 @@ def _stepwise_question(row: dict[str, Any], source: str) -> QuestionRow:
         raise UserError(f'{source}: "prompt" is not a question')
     if not answer:
         raise UserError(f'{source}: no "answer", and rollouts are compared with it')
-    own = row.get("id")
-    name = own if isinstance(own, str | int) and not isinstance(own, bool) else digests.of_text(prompt)[:16]
-    dataset = row.get("dataset") if isinstance(row.get("dataset"), str) else None
+    own, dataset = row.get("id"), row.get("dataset")
+    if isinstance(own, bool) or not isinstance(own, str | int | None):
+        raise UserError(f'{source}: "id" is {own!r:.40}, expected a text, a whole number or null')
+    if not isinstance(dataset, str | None):
+        raise UserError(f'{source}: "dataset" is {dataset!r:.40}, expected a text or null')
+    name = digests.of_text(prompt)[:16] if own is None else own
     return QuestionRow(name, prompt, answer, dataset, source)
 
 
