@@ -237,6 +237,12 @@ def test_no_file_is_replaced(world, tmp_path, capsys) -> None:
     for path, flag in ((labelled, "input"), (verdicts, "completions")):
         written = (f"--write_requests={path}", f"--completions={tmp_path}/verdict*.jsonl")
         refused(f"--write_requests={path} is also a file of --{flag}", tmp_path / "out.jsonl", *written)
+    # Requests in place of the rows would be taken for them by the next round.
+    output = tmp_path / "out.jsonl"
+    refused(f"--write_requests={output} is also a file of --output", output, f"--write_requests={output}")
+    sampled = [f"--model={world.model}", f"--questions={world.candidates}", f"--output={output}"]
+    assert flags.run(sample.SampleConfig, sample.main, ["sample", *sampled, f"--write_requests={output}"]) == 2
+    assert f"--write_requests={output} is also a file of --output" in capsys.readouterr().err
     assert run(world, there, *judging, again, source=labelled) == 0
     assert len(lines(there)) == 1
 

@@ -75,7 +75,7 @@ class EngineConfig(Options):
             refuse_unused(config, ["batch_rows", "dtype"], purpose)
 
     def check_requests(self, **inputs: Iterable[pathlib.Path]) -> None:
-        """UserError where --write_requests would replace a file that is read.
+        """UserError where --write_requests would replace a file that is read, or the output.
 
         Args:
           inputs: the files of each other flag.

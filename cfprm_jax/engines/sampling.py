@@ -68,7 +68,7 @@ def sample_candidates(config: SampleConfig, log: Callable[[str], None]) -> Sampl
     target = pathlib.Path(config.output) if shard is None else shard.path(config.output)
     every = read_question_files(config.questions)
     questions = [question for question in every if shard is None or shard.owns(question.question)]
-    config.engines.check_requests(questions=[file.path for file in files])
+    config.engines.check_requests(questions=[file.path for file in files], output=[target])
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
         "questions": digests.of_paths([file.path for file in files]),

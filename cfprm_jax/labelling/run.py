@@ -46,7 +46,7 @@ def label(config: LabelConfig, log: Log) -> dict[str, Any]:
     base = base_name(output)
     inputs = [file.path for file in files]
     output_paths.require_no_input("--output", output, input=inputs)
-    config.engines.check_requests(input=inputs)
+    config.engines.check_requests(input=inputs, output=[output])
     fingerprint = {
         "model": digests.of_paths([pathlib.Path(config.model)]),
         "input": digests.of_paths(inputs),

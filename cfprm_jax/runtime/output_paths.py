@@ -24,7 +24,7 @@ def require_directory(flag: str, directory: pathlib.Path) -> None:
         raise UserError(f"{flag}: {nearest} is not writable")
 
 
-def require_no_input(flag: str, output: str | pathlib.Path, **inputs: Iterable[str | pathlib.Path]) -> None:
+def require_no_input(flag: str, output: str | pathlib.Path, /, **inputs: Iterable[str | pathlib.Path]) -> None:
     """Raise UserError where an output is one of the files that are read, which it would replace.
 
     Args:
