@@ -44,7 +44,7 @@ def test_two_steps(
         "train_data": shared / "data" / data,
         "c_max": c_max,
         "eval_fraction": fraction,
-        "eval_max_trajectories": 8,
+        **({"eval_max_trajectories": 8} if fraction else {}),
         "batch_size": trajectories,
         "max_length": 512,
         "row_length": 512,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from cfprm_jax.benchmarks.process_bench import read as read_process_bench
 from cfprm_jax.config import ReadConfig
@@ -143,6 +143,8 @@ class HeldOut:
       item, step: of each distinct labelled step, a trajectory and its index there.
       record: of each distinct labelled step.
       label: of each distinct labelled step, the mean over its occurrences.
+      siblings: a distinct step that is labelled right and one that is labelled wrong, after the same steps of a
+        question; all such pairs. Their position is the same, so that it cannot tell them apart.
     """
 
     items: list[Item]
@@ -152,6 +154,7 @@ class HeldOut:
     step: Int[np.ndarray, " steps"]
     record: Int[np.ndarray, " steps"]
     label: Float[np.ndarray, " steps"]
+    siblings: Int[np.ndarray, "pairs 2"]
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> HeldOut:
@@ -172,7 +175,18 @@ class HeldOut:
         at = np.array([places[key] for key in labels], np.int64).reshape(-1, 3)
         item_record, first_error = np.array(of_items, np.int64).T
         means = np.array([np.mean(values) for values in labels.values()])
-        return cls(items, item_record, first_error, at[:, 0], at[:, 1], at[:, 2], means)
+        after: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for number, (question, steps) in enumerate(labels):
+            after.setdefault((question, steps[:-1]), []).append(number)
+        right = means > _THRESHOLD
+        pairs = [(a, b) for same in after.values() for a in same if right[a] for b in same if not right[b]]
+        siblings = np.array(pairs, np.int64).reshape(-1, 2)
+        return cls(items, item_record, first_error, at[:, 0], at[:, 1], at[:, 2], means, siblings)
+
+    @property
+    def right(self) -> Bool[np.ndarray, " steps"]:
+        """Whether each distinct step is right."""
+        return self.label > _THRESHOLD
 
     def logits(self, scores: Scores) -> Float[np.ndarray, " steps"]:
         """z of every distinct step; NaN where the trajectory could not be scored."""
@@ -246,7 +260,7 @@ def read_sets(
         log(
             f"held out    {chosen.describe()}\n"
             f"held out    {len(held_out.items):,} trajectories, {len(held_out.label):,} distinct "
-            f"steps, {int((held_out.label <= _THRESHOLD).sum()):,} of them wrong"
+            f"steps, {int((~held_out.right).sum()):,} of them wrong, {len(held_out.siblings):,} pairs of siblings"
         )
     else:
         log("held out    --heldout_data is not given: left out")

@@ -19,8 +19,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from cfprm_jax.evaluation.first_error import NO_ERROR
+from cfprm_jax.evaluation.statistics import spearman
 from cfprm_jax.experiments.intervals import LEVEL, crossed
-from cfprm_jax.experiments.real_data import EvaluationSets
+from cfprm_jax.experiments.real_data import EvaluationSets, HeldOut
 
 Arrays = Mapping[str, np.ndarray]
 Weights = Float[np.ndarray, "resamples units"]
@@ -79,7 +80,7 @@ def metrics(sets: EvaluationSets, sizes: Sequence[int], aggregation: str, subset
     held_out = sets.held_out
     if held_out is not None:
         record, records = held_out.record, int(held_out.item_record.max()) + 1
-        positive = held_out.label > 0.5
+        positive, siblings = held_out.right, held_out.siblings
 
         def ranking(arrays: Arrays, weights: Weights) -> np.ndarray:
             z = arrays["held_out/logits"]
@@ -89,7 +90,12 @@ def metrics(sets: EvaluationSets, sizes: Sequence[int], aggregation: str, subset
         def negatives(arrays: Arrays, weights: Weights) -> np.ndarray:
             return weighted_negative_f1(arrays["held_out/logits"], positive, record, weights)
 
+        def between_siblings(arrays: Arrays, weights: Weights) -> np.ndarray:
+            return weighted_pairs(arrays["held_out/logits"], siblings, record, weights)
+
         found.append(Metric("AUROC", "record", records, ranking))
+        if len(siblings):
+            found.append(Metric("sibling AUROC", "record", records, between_siblings))
         found.append(Metric("negative F1", "record", records, negatives))
         found.append(Metric("first error", "record", records, lambda a, w: weighted_mean(a["held_out/located"], w)))
     if sets.pool is not None:
@@ -131,6 +137,35 @@ def weighted_auroc(
         total = above.sum() * below.sum()
         out[place] = np.sum(above * (np.cumsum(below) - below / 2)) / total if total else np.nan
     return out
+
+
+def position_auroc(held_out: HeldOut) -> float:
+    """AUROC of distinct steps by their index alone, the earlier of two scored higher: what a PRM has to exceed."""
+    everything = np.ones((1, int(held_out.item_record.max()) + 1))
+    return float(weighted_auroc(-held_out.step.astype(float), held_out.right, held_out.record, everything)[0])
+
+
+def position_correlation(held_out: HeldOut, arrays: Arrays) -> float | None:
+    """Spearman's correlation of the logits of distinct steps with their index; None if either is constant."""
+    z = arrays["held_out/logits"]
+    known = np.isfinite(z)
+    return spearman(z[known], held_out.step[known].astype(float))
+
+
+def weighted_pairs(
+    z: Float[np.ndarray, " n"], pairs: Int[np.ndarray, "pairs 2"], unit: Int[np.ndarray, " n"], weights: Weights
+) -> Float[np.ndarray, " resamples"]:
+    """Share of pairs whose first member has the higher z, a tie counting one half; NaN without a pair.
+
+    A pair counts as often as the unit of its members, which have the same; one without z is left out.
+    """
+    first, second = z[pairs[:, 0]], z[pairs[:, 1]]
+    known = np.isfinite(first) & np.isfinite(second)
+    own = unit[pairs[known, 0]]
+    won = (first > second)[known] + 0.5 * (first == second)[known]
+    total = weights @ np.bincount(own, minlength=weights.shape[1])
+    above = weights @ np.bincount(own, won, weights.shape[1])
+    return np.divide(above, total, out=np.full(len(weights), np.nan), where=total > 0)
 
 
 def weighted_negative_f1(

@@ -13,7 +13,14 @@ from cfprm_jax.experiments import table2
 from cfprm_jax.experiments.grid import ROWS, Cell
 from cfprm_jax.experiments.real import CONTRASTS, what
 from cfprm_jax.experiments.real_data import EvaluationSets
-from cfprm_jax.experiments.real_metrics import Bootstrap, Interval, Metric, metrics
+from cfprm_jax.experiments.real_metrics import (
+    Bootstrap,
+    Interval,
+    Metric,
+    metrics,
+    position_auroc,
+    position_correlation,
+)
 from cfprm_jax.experiments.real_runner import RealResult
 from cfprm_jax.runtime import atomic
 from cfprm_jax.runtime.progress import duration
@@ -28,6 +35,7 @@ class Group(NamedTuple):
     Attributes:
       title: of the treatment.
       values: metric to its interval.
+      by_position: of each seed, the correlation of the held-out steps' scores with their index; empty without any.
     """
 
     row: str
@@ -35,6 +43,7 @@ class Group(NamedTuple):
     title: str
     results: list[RealResult]
     values: dict[str, Interval]
+    by_position: list[float | None]
 
 
 class Difference(NamedTuple):
@@ -48,11 +57,16 @@ class Difference(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What cells found."""
+    """What cells found.
+
+    Attributes:
+      position: AUROC of the held-out steps by their index alone; None without held-out data.
+    """
 
     metrics: list[str]
     groups: list[Group]
     differences: list[Difference]
+    position: float | None = None
 
 
 def find(
@@ -79,7 +93,9 @@ def find(
             name: bootstrap.metric(metric, np.concatenate([tables[one.cell][name] for one in own]))
             for name, metric in by_name.items()
         }
-        groups.append(Group(row, treatment, what(own[0].cell).title, own, values))
+        held_out = sets.held_out
+        by_position = [] if held_out is None else [position_correlation(held_out, one.arrays) for one in own]
+        groups.append(Group(row, treatment, what(own[0].cell).title, own, values, by_position))
     differences = []
     for row in dict.fromkeys(group.row for group in groups):
         for one, other in CONTRASTS:
@@ -96,7 +112,8 @@ def find(
                     for name, metric in by_name.items()
                 }
                 differences.append(Difference(row, one, other, len(pairs), values))
-    return Findings(list(by_name), groups, differences)
+    position = None if sets.held_out is None else position_auroc(sets.held_out)
+    return Findings(list(by_name), groups, differences, position)
 
 
 def write(
@@ -159,9 +176,18 @@ def page(found: Findings, done: int, cells: int) -> str:
         "variance over seeds and of a bootstrap over records (questions of the pool, solutions of ProcessBench). "
         "AUROC, negative F1 (a step is called wrong at a score of at most 0.5) and first error (share of a record's "
         "solutions whose first error, or none, is found at 0.5) are of distinct held-out steps and held-out records. "
-        "Tokens are computed ones, a run's; times are a run's.",
+        "Sibling AUROC is of pairs of a right and a wrong step after the same steps. Tokens are computed ones, and "
+        "times those of a run.",
         table2.padded(grid).rstrip(),
     ]
+    if found.position is not None:
+        parts.append(
+            f"The index of a step alone, the earlier of two scored higher, has an AUROC of {100 * found.position:.1f}, "
+            "and a sibling AUROC of 50. Spearman's correlation of scores with it, of each seed:"
+        )
+        parts.append(
+            "\n".join(f"- {ROWS[group.row]}, {group.title}: {_plain(group.by_position)}" for group in found.groups)
+        )
     if found.differences:
         parts += [
             "# Differences",
@@ -198,6 +224,10 @@ def _shown(value: Interval, sign: str = "") -> str:
     if not np.isfinite(value.mean):
         return "-"
     return f"{100 * value.mean:{sign}.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def _plain(values: Sequence[float | None]) -> str:
+    return ", ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 
 def plot(found: Findings, path: pathlib.Path) -> None:
@@ -237,12 +267,14 @@ def _json(found: Findings, done: int, cells: int, config: dict[str, Any]) -> dic
     return {
         "config": config,
         "cells": {"done": done, "all": cells},
+        "position_auroc": None if found.position is None else _finite(found.position),
         "groups": [
             {
                 "row": group.row,
                 "treatment": group.treatment,
                 "seeds": [result.cell.seed for result in group.results],
                 "runs": [result.summary for result in group.results],
+                "position_correlation": group.by_position,
                 "metrics": plain(group.values),
             }
             for group in found.groups

@@ -16,12 +16,14 @@ from tiny_runs import rows, write_corpus, write_model, write_weights
 from cfprm_jax import experiment, flags, process_bench, score, train
 from cfprm_jax.config import DeviceConfig, EncodingConfig
 from cfprm_jax.data.encoding import load_tokenizer
+from cfprm_jax.data.trajectory import Trajectory
 from cfprm_jax.errors import UserError
 from cfprm_jax.evaluation.first_error import LabelledSolution, accuracies
 from cfprm_jax.experiments import options, real_metrics, real_report
 from cfprm_jax.experiments.cell import first_n
 from cfprm_jax.experiments.grid import Cell
 from cfprm_jax.experiments.real import real_cells, what
+from cfprm_jax.experiments.real_data import EvaluationSets, HeldOut, Record
 from cfprm_jax.experiments.real_metrics import Bootstrap, Metric
 from cfprm_jax.experiments.real_runner import RealRunner
 from cfprm_jax.huggingface import loading
@@ -316,6 +318,66 @@ def test_weighted_metrics_are_those_of_repeated_units():
         assert np.isnan(value) if expected is None else value == pytest.approx(expected)
 
 
+def tree_records(rng, count):
+    """Records whose trajectories share steps, each distinct step with a label of its own, some without one."""
+    records = []
+    for number in range(count):
+        known: dict[tuple[str, ...], float] = {}
+        trajectories = []
+        for _ in range(12):
+            steps = tuple(f"step {rng.integers(3)}" for _ in range(rng.integers(1, 4)))
+            labels = [known.setdefault(steps[: k + 1], rng.choice([0.0, 1.0, np.nan])) for k in range(len(steps))]
+            trajectories.append(Trajectory(f"question {number}", steps, np.array(labels, np.float32), "t", str(number)))
+        records.append(Record(trajectories, 0))
+    return records
+
+
+def test_siblings_are_right_and_wrong_steps_after_the_same_steps():
+    rng = np.random.default_rng(5)
+    records = tree_records(rng, 12)
+    held_out = HeldOut.of(records)
+    texts = [
+        (held_out.items[i][0], held_out.items[i][1][: k + 1]) for i, k in zip(held_out.item, held_out.step, strict=True)
+    ]
+    expected = {
+        (a, b)
+        for a, (question, steps) in enumerate(texts)
+        for b, (other, others) in enumerate(texts)
+        if question == other and steps[:-1] == others[:-1] and held_out.label[a] == 1 and held_out.label[b] == 0
+    }
+    assert len(expected) > 10 and {tuple(pair) for pair in held_out.siblings.tolist()} == expected
+    assert len(held_out.siblings) == len(expected)
+    metric = {one.name: one for one in real_metrics.metrics(EvaluationSets(held_out, None, []), [], "min", "all")}
+    weights = rng.multinomial(12, np.full(12, 1 / 12), 10).astype(float)
+    z = rng.integers(-2, 3, len(texts)).astype(float)
+    found = metric["sibling AUROC"].value({"held_out/logits": z}, weights)
+    for row, value in zip(weights, found, strict=True):
+        wins = [(row[held_out.record[a]], (z[a] > z[b]) + (z[a] == z[b]) / 2) for a, b in expected]
+        assert value == pytest.approx(sum(w * won for w, won in wins) / sum(w for w, _ in wins))
+    # What depends on the question and the steps before does not matter to siblings, and does to all steps.
+    of_prefix = {key: rng.normal() for key in sorted({(question, steps[:-1]) for question, steps in texts})}
+    moved = {"held_out/logits": z + 9 * np.array([of_prefix[question, steps[:-1]] for question, steps in texts])}
+    np.testing.assert_allclose(metric["sibling AUROC"].value(moved, weights), found)
+    assert metric["AUROC"].value(moved, weights[:1]) != metric["AUROC"].value({"held_out/logits": z}, weights[:1])
+    earlier = {"held_out/logits": -held_out.step.astype(float)}
+    assert metric["AUROC"].value(earlier, np.ones((1, 12)))[0] == real_metrics.position_auroc(held_out)
+    assert metric["sibling AUROC"].value(earlier, np.ones((1, 12)))[0] == 0.5
+    assert real_metrics.position_correlation(held_out, earlier) == pytest.approx(-1)
+    one_missing = {"held_out/logits": np.where(np.arange(len(z)) == 3, np.nan, z)}
+    kept = np.arange(len(z)) != 3
+    expected_correlation = stats.spearmanr(z[kept], held_out.step[kept]).statistic
+    assert real_metrics.position_correlation(held_out, one_missing) == pytest.approx(expected_correlation)
+    assert real_metrics.position_correlation(held_out, {"held_out/logits": np.zeros(len(z))}) is None
+
+
+def test_records_without_siblings_have_no_such_metric():
+    one = Trajectory("q", ("a", "b"), np.array([1, 0], np.float32), "t", "1")
+    held_out = HeldOut.of([Record([one], 0)])
+    assert held_out.siblings.shape == (0, 2)
+    known = real_metrics.metrics(EvaluationSets(held_out, None, []), [], "min", "all")
+    assert [metric.name for metric in known] == ["AUROC", "negative F1", "first error"]
+
+
 def test_intervals_are_paired():
     """A constant difference has no width, however much records and seeds differ."""
     rng = np.random.default_rng(1)
@@ -367,7 +429,8 @@ def test_sentences_name_what_the_outcome_model_trains_on():
     """Its coarse to fine begins with whole solutions."""
     interval = real_metrics.Interval(0.1, 0.05, 0.15, 0.01, (0.1,))
     groups = [
-        real_report.Group("orm", name, what(Cell("real", "orm", name, 0)).title, [], {}) for name in ("c2", "each_once")
+        real_report.Group("orm", name, what(Cell("real", "orm", name, 0)).title, [], {}, [])
+        for name in ("c2", "each_once")
     ]
     difference = real_report.Difference("orm", "c2", "each_once", 1, {"AUROC": interval})
     (found,) = real_report.sentences(real_report.Findings(["AUROC"], groups, [difference]))
