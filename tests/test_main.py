@@ -70,7 +70,7 @@ def test_a_missing_input_file_is_an_error_before_anything_else(command, good, fl
     (tmp_path / "here").write_text("{}")
     name = "output_dir" if command in ("train", "experiment", "process_bench", "prm_bench", "bon") else "output"
     given = [*good.format(here=tmp_path / "here").split(), f"--{flag}={value}", f"--{name}={tmp_path / 'out'}"]
-    if command not in ("bon", "prepare"):
+    if command not in ("bon", "prepare") and flag != "judge":
         given.append("--model=/nowhere")
     (config,) = (kind for kind in vars(module).values() if isinstance(kind, type) and kind.__name__.endswith("Config"))
     assert flags.run(config, module.main, [command, *given]) == 2

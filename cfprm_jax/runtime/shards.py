@@ -45,7 +45,9 @@ class Shard:
 
     def beside(self, part: pathlib.Path) -> pathlib.Path:
         """Where this share's part goes, going by the name of another share's."""
-        return self.path(part.with_name(re.sub(rf"\.\d{{5,6}}-of-\d{{5,6}}(?={_ENDING})", "", part.name)))
+        known = r"(.*)\.\d{5,6}-of-\d{5,6}(?=\.|$)"
+        own = rf"\1.{self.index:05}-of-{self.count:05}"
+        return part.with_name(re.sub(known, own, part.name, count=1))
 
 
 def parse(text: str) -> Shard | None:

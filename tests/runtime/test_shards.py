@@ -47,6 +47,13 @@ def test_dots_in_a_name_stay_together(output, part) -> None:
     assert Shard(7, 8).beside(found) == Shard(7, 8).path(pathlib.Path("folder.d") / output)
 
 
+def test_files_beside_a_part_have_its_share_where_that_part_has_it() -> None:
+    log = pathlib.Path("folder.d/Qwen2.5.00002-of-00008.rollouts.jsonl.gz")
+    assert Shard(7, 8).beside(log) == pathlib.Path("folder.d/Qwen2.5.00007-of-00008.rollouts.jsonl.gz")
+    named = pathlib.Path("a.00001-of-00002.00002-of-00008.jsonl")  # the output of one share, shared again
+    assert Shard(3, 8).beside(named) == pathlib.Path("a.00001-of-00002.00003-of-00008.jsonl")
+
+
 @pytest.mark.parametrize("text", ["8/8", "1", "-1/8", "0/0", "a/b", "0/100001", "1/8 ", "٣/٨"])
 def test_what_is_no_share(text) -> None:
     with pytest.raises(UserError, match="INDEX/COUNT"):
