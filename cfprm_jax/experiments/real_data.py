@@ -6,6 +6,7 @@ Records are written as stepwise rows beside the experiment, so that a cell is a 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -143,8 +144,6 @@ class HeldOut:
       item, step: of each distinct labelled step, a trajectory and its index there.
       record: of each distinct labelled step.
       label: of each distinct labelled step, the mean over its occurrences.
-      siblings: a distinct step that is labelled right and one that is labelled wrong, after the same steps of a
-        question; all such pairs. Their position is the same, so that it cannot tell them apart.
     """
 
     items: list[Item]
@@ -154,7 +153,6 @@ class HeldOut:
     step: Int[np.ndarray, " steps"]
     record: Int[np.ndarray, " steps"]
     label: Float[np.ndarray, " steps"]
-    siblings: Int[np.ndarray, "pairs 2"]
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> HeldOut:
@@ -175,18 +173,26 @@ class HeldOut:
         at = np.array([places[key] for key in labels], np.int64).reshape(-1, 3)
         item_record, first_error = np.array(of_items, np.int64).T
         means = np.array([np.mean(values) for values in labels.values()])
-        after: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-        for number, (question, steps) in enumerate(labels):
-            after.setdefault((question, steps[:-1]), []).append(number)
-        right = means > _THRESHOLD
-        pairs = [(a, b) for same in after.values() for a in same if right[a] for b in same if not right[b]]
-        siblings = np.array(pairs, np.int64).reshape(-1, 2)
-        return cls(items, item_record, first_error, at[:, 0], at[:, 1], at[:, 2], means, siblings)
+        return cls(items, item_record, first_error, at[:, 0], at[:, 1], at[:, 2], means)
 
     @property
     def right(self) -> Bool[np.ndarray, " steps"]:
         """Whether each distinct step is right."""
         return self.label > _THRESHOLD
+
+    @functools.cached_property
+    def siblings(self) -> Int[np.ndarray, "pairs 2"]:
+        """All pairs of a distinct right step and a wrong one after the same steps of a question.
+
+        Their position is the same, so that it cannot tell them apart.
+        """
+        after: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for number, (item, step) in enumerate(zip(self.item, self.step, strict=True)):
+            question, steps = self.items[item]
+            after.setdefault((question, tuple(steps[:step])), []).append(number)
+        right = self.right
+        pairs = [(a, b) for same in after.values() for a in same if right[a] for b in same if not right[b]]
+        return np.array(pairs, np.int64).reshape(-1, 2)
 
     def logits(self, scores: Scores) -> Float[np.ndarray, " steps"]:
         """z of every distinct step; NaN where the trajectory could not be scored."""

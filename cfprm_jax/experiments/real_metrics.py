@@ -22,6 +22,7 @@ from cfprm_jax.evaluation.first_error import NO_ERROR
 from cfprm_jax.evaluation.statistics import spearman
 from cfprm_jax.experiments.intervals import LEVEL, crossed
 from cfprm_jax.experiments.real_data import EvaluationSets, HeldOut
+from cfprm_jax.run.evaluation import auroc
 
 Arrays = Mapping[str, np.ndarray]
 Weights = Float[np.ndarray, "resamples units"]
@@ -141,8 +142,7 @@ def weighted_auroc(
 
 def position_auroc(held_out: HeldOut) -> float:
     """AUROC of distinct steps by their index alone, the earlier of two scored higher: what a PRM has to exceed."""
-    everything = np.ones((1, int(held_out.item_record.max()) + 1))
-    return float(weighted_auroc(-held_out.step.astype(float), held_out.right, held_out.record, everything)[0])
+    return auroc(-held_out.step.astype(float), held_out.right)
 
 
 def position_correlation(held_out: HeldOut, arrays: Arrays) -> float | None:
